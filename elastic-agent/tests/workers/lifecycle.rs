@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use elastic_agent::{
     CommandLine, Console, Destination, ExitKind, GroupPlan, HostPort, KillSwitch, RankBlock,
@@ -123,43 +123,6 @@ fn the_root_cause_is_the_failed_worker_not_the_stopped_ones() {
 }
 
 #[test]
-fn a_worker_that_ignores_the_signal_is_killed_after_the_grace() {
-    let folder = tempfile::tempdir().unwrap();
-    let (group, _exits) = start(shells(folder.path(), &[STUBBORN, "sleep 1000"]));
-    let pid = line_of(&file(folder.path(), "pid"));
-    let grace = Duration::from_secs(2);
-    let started = Instant::now();
-    let report = group.stop(Signal::TERM, Some(grace), &KillSwitch::new());
-    assert!(started.elapsed() >= grace);
-    assert_eq!(report.killed, [0]);
-    let ends: Vec<_> = report.outcomes.iter().map(|end| end.exit).collect();
-    assert_eq!(ends, [signal(15), signal(9)]);
-    assert!(
-        !Path::new("/proc").join(pid).exists(),
-        "the worker is reaped"
-    );
-}
-
-#[test]
-fn the_kill_switch_ends_the_grace() {
-    let folder = tempfile::tempdir().unwrap();
-    let script = "trap 'echo > $DIR/signaled' TERM; echo > $DIR/ready
-        while :; do sleep 0.01; done";
-    let (group, _exits) = start(shells(folder.path(), &[script]));
-    line_of(&file(folder.path(), "ready"));
-    let kill_switch = KillSwitch::new();
-    let report = thread::scope(|scope| {
-        scope.spawn(|| {
-            line_of(&file(folder.path(), "signaled"));
-            kill_switch.trigger();
-        });
-        group.stop(Signal::TERM, None, &kill_switch)
-    });
-    assert_eq!(report.killed, [0]);
-    assert_eq!(report.outcomes[0].exit, signal(9));
-}
-
-#[test]
 fn processes_left_by_exited_workers_are_ended() {
     let folder = tempfile::tempdir().unwrap();
     // The second child ignores SIGTERM and is killed; the last one ignores SIGINT, as all background
@@ -184,19 +147,6 @@ fn processes_left_by_exited_workers_are_ended() {
     assert!(!left.iter().any(|pid| is_alive(pid)));
     assert!(report.killed.is_empty(), "no worker had to be killed");
     assert_eq!(report.outcomes.last().unwrap().exit, signal(2));
-}
-
-#[test]
-fn a_stop_returns_as_soon_as_all_processes_have_ended() {
-    let folder = tempfile::tempdir().unwrap();
-    let scripts = ["sleep 1000 & sleep 1000 & echo > $DIR/ready; exec sleep 1000"];
-    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
-        let (group, _exits) = start(shells(folder.path(), &scripts));
-        line_of(&file(folder.path(), "ready"));
-        fs::remove_file(file(folder.path(), "ready")).unwrap();
-        let report = group.stop(signal, NEVER_REACHED, &KillSwitch::new());
-        assert!(report.killed.is_empty());
-    }
 }
 
 #[test]

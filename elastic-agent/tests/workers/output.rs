@@ -2,16 +2,16 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crossbeam_channel::{Receiver, bounded};
 use elastic_agent::{
-    Console, Destination, FilteredLog, GroupPlan, KillSwitch, LogDirectory, LogOptions, Signal,
-    StopReport, StreamMap, Streams, WorkerLogs, WorkerPlan,
+    Console, Destination, FilteredLog, GroupPlan, KillSwitch, Signal, StopReport, WorkerLogs,
+    WorkerPlan,
 };
 use rustix::process::{Pid, kill_process};
 
-use crate::util::{Capture, NEVER_REACHED, eventually, line_of, next, shells, start, start_on};
+use crate::util::{Capture, NEVER_REACHED, eventually, line_of, next, shells, start_on};
 
 /// Workers whose output goes to files, and is shown as well.
 fn teed(directory: &Path, scripts: &[&str]) -> Vec<WorkerPlan> {
@@ -27,13 +27,6 @@ fn teed(directory: &Path, scripts: &[&str]) -> Vec<WorkerPlan> {
             error_file: None,
         };
     }
-    workers
-}
-
-/// One worker with its output routed.
-fn routed(directory: &Path, script: &str, logs: WorkerLogs) -> Vec<WorkerPlan> {
-    let mut workers = shells(directory, &[script]);
-    workers[0].logs = logs;
     workers
 }
 
@@ -68,18 +61,6 @@ fn teed_lines_are_shown_with_a_prefix_and_are_in_files_without() {
 }
 
 #[test]
-fn a_line_is_shown_while_its_worker_runs() {
-    let folder = tempfile::tempdir().unwrap();
-    let stdout = Capture::default();
-    let console = Console::new(Box::new(stdout.clone()), Box::new(io::sink()));
-    let workers = teed(folder.path(), &["echo early; sleep 1000"]);
-    let (_group, _exits) = start_on(GroupPlan::new(workers), console);
-    eventually("the line is shown", || {
-        stdout.text() == "[default0]:early\n"
-    });
-}
-
-#[test]
 fn lines_of_different_workers_never_mix() {
     const LINES: usize = 3000;
     let folder = tempfile::tempdir().unwrap();
@@ -105,24 +86,6 @@ fn lines_of_different_workers_never_mix() {
         }
     }
     assert_eq!(counts, [LINES + 1; 4]);
-}
-
-#[test]
-fn a_line_without_end_is_shown_in_pieces() {
-    let folder = tempfile::tempdir().unwrap();
-    let (stdout, _, _) = run(teed(
-        folder.path(),
-        &["head -c 1000000 /dev/zero | tr '\\0' x; echo; echo end"],
-    ));
-    let text = stdout.text();
-    let lines = text
-        .lines()
-        .map(|line| line.strip_prefix("[default0]:").unwrap());
-    let lines: Vec<&str> = lines.collect();
-    assert!(lines.iter().all(|line| line.len() <= 64 << 10));
-    let (end, pieces) = lines.split_last().unwrap();
-    assert_eq!(*end, "end");
-    assert_eq!(pieces.concat(), "x".repeat(1_000_000));
 }
 
 #[test]
@@ -159,33 +122,23 @@ fn standard_error_is_shown_unchanged_and_its_last_bytes_are_kept() {
     let kept = &report.outcomes[0].stderr_tail;
     assert_eq!(*kept, expected[expected.len() - 4096..]);
 
-    let logs = WorkerLogs {
-        stderr: Destination::File {
-            path: folder.path().join("stderr.log"),
-            is_shown: false,
-        },
-        ..WorkerLogs::CONSOLE
+    let file = Destination::File {
+        path: folder.path().join("stderr.log"),
+        is_shown: false,
     };
-    let (_, stderr, report) = run(routed(folder.path(), &script, logs));
-    assert_eq!(stderr.bytes(), b"");
-    assert_eq!(report.outcomes[0].stderr_tail, *kept);
-    let failures = report.failures().unwrap();
-    let summary = failures.summary("sh", "host", |_| String::new());
-    assert!(summary.contains("\n    line 2000\n"), "{summary}");
-}
-
-#[test]
-fn output_that_is_not_shown_still_explains_a_failure() {
-    let folder = tempfile::tempdir().unwrap();
-    let logs = WorkerLogs {
-        stdout: Destination::Discard,
-        stderr: Destination::Discard,
-        error_file: None,
-    };
-    let script = "echo out; echo reason >&2; exit 1";
-    let (_, stderr, report) = run(routed(folder.path(), script, logs));
-    assert_eq!(stderr.bytes(), b"");
-    assert_eq!(report.outcomes[0].stderr_tail, b"reason\n");
+    for stderr in [file, Destination::Discard] {
+        let mut workers = shells(folder.path(), &[&script]);
+        workers[0].logs = WorkerLogs {
+            stderr,
+            ..WorkerLogs::CONSOLE
+        };
+        let (_, stderr, report) = run(workers);
+        assert_eq!(stderr.bytes(), b"");
+        assert_eq!(report.outcomes[0].stderr_tail, *kept);
+        let failures = report.failures().unwrap();
+        let summary = failures.summary("sh", "host", |_| String::new());
+        assert!(summary.contains("\n    line 2000\n"), "{summary}");
+    }
 }
 
 /// A process that leaves the worker's process group is not ended, and may keep the streams open.
@@ -287,42 +240,4 @@ fn a_blocked_console_does_not_delay_a_kill() {
     let report = group.stop(Signal::TERM, NEVER_REACHED, &kill_switch);
     assert_eq!(report.outcomes.len(), 1);
     drop(release);
-}
-
-#[test]
-fn an_error_file_explains_a_failure() {
-    let folder = tempfile::tempdir().unwrap();
-    let path: PathBuf = folder.path().join("error.json");
-    let script = r#"echo '{"message": {"message": "E: x", "extraInfo":
-        {"py_callstack": "the traceback", "timestamp": "12"}}}' > $DIR/error.json; exit 1"#;
-    let mut workers = shells(folder.path(), &["exit 2", script]);
-    workers[1].logs = WorkerLogs {
-        error_file: Some(path.clone()),
-        ..WorkerLogs::CONSOLE
-    };
-    let (_, _, report) = run(workers);
-    let failures = report.failures().unwrap();
-    let first = failures.first();
-    assert_eq!((first.local_rank, first.timestamp), (1, 12));
-    assert_eq!(first.message, "the traceback");
-    assert_eq!(first.error_file.as_ref(), Some(&path));
-}
-
-#[test]
-fn a_group_writes_to_the_directory_of_its_round() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut options = LogOptions::default();
-    options.log_dir = Some(folder.path().to_owned());
-    options.redirects = StreamMap::All(Streams::BOTH);
-    let mut logs = LogDirectory::new(options, "job");
-    for round in 0..2 {
-        let files = logs.start_round(0, 1).unwrap();
-        let script = format!("echo {round}; exit 0");
-        let (group, exits) = start(routed(folder.path(), &script, files.workers[0].clone()));
-        next(&exits);
-        drop(group);
-    }
-    let read = |name| fs::read_to_string(logs.path().unwrap().join(name)).unwrap();
-    assert_eq!(read("attempt_0/0/stdout.log"), "0\n");
-    assert_eq!(read("attempt_0.1/0/stdout.log"), "1\n");
 }
