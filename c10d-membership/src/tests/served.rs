@@ -222,31 +222,42 @@ impl World {
         self.agree(ids)
     }
 
+    /// A member whose poll has been answered with a proposal is ready, after this number of steps, and polls again.
+    fn be_ready(&mut self, id: u64, step: u64) {
+        let (number, event) = self.event(id);
+        let Event::Propose { attempt, .. } = event else {
+            panic!("{event:?}");
+        };
+        let ready = Message::Ready {
+            attempt,
+            handle: self.handle(id).into(),
+            step,
+        };
+        assert_eq!(self.say(id, ready), Reply::Accepted);
+        self.start_poll(id, number);
+    }
+
+    /// The list with which a member is called.
+    fn called(&mut self, id: u64) -> (EventNumber, Arc<Record>) {
+        match self.event(id) {
+            (number, Event::Call { record, .. }) => (number, record),
+            other => panic!("member {id}: {other:?}"),
+        }
+    }
+
+    fn acknowledge(&mut self, id: u64, attempt: Attempt, is_ok: bool) {
+        let ack = Message::Ack { attempt, is_ok };
+        assert_eq!(self.say(id, ack), Reply::Accepted);
+    }
+
     /// Members whose polls have been answered with a proposal agree.
     fn agree(&mut self, ids: impl IntoIterator<Item = u64> + Clone) -> Arc<Record> {
         for id in ids.clone() {
-            let (number, event) = self.event(id);
-            let Event::Propose { attempt, .. } = event else {
-                panic!("{event:?}");
-            };
-            let ready = Message::Ready {
-                attempt,
-                handle: self.handle(id).into(),
-                step: id,
-            };
-            assert_eq!(self.say(id, ready), Reply::Accepted);
-            self.start_poll(id, number);
+            self.be_ready(id, id);
         }
         for id in ids.clone() {
-            let (number, event) = self.event(id);
-            let Event::Call { record, .. } = event else {
-                panic!("{event:?}");
-            };
-            let ack = Message::Ack {
-                attempt: record.attempt,
-                is_ok: true,
-            };
-            assert_eq!(self.say(id, ack), Reply::Accepted);
+            let (number, record) = self.called(id);
+            self.acknowledge(id, record.attempt, true);
             self.start_poll(id, number);
         }
         let mut committed = None;
@@ -329,24 +340,11 @@ fn members_are_sent_a_list_in_few_bytes() {
     world.server.close(62);
     let survivors = survivors.filter(|id| *id != 62);
     for id in survivors.clone() {
-        let (number, event) = world.event(id);
-        let Event::Propose { attempt, .. } = event else {
-            panic!("{event:?}");
-        };
-        let ready = Message::Ready {
-            attempt,
-            handle: world.handle(id).into(),
-            step: 9,
-        };
-        assert_eq!(world.say(id, ready), Reply::Accepted);
-        world.start_poll(id, number);
+        world.be_ready(id, 9);
     }
     let mut failed = None;
     for id in survivors.clone() {
-        let (number, event) = world.event(id);
-        let Event::Call { record, .. } = event else {
-            panic!("{event:?}");
-        };
+        let (number, record) = world.called(id);
         world.start_poll(id, number);
         failed = Some(record);
     }
@@ -442,23 +440,10 @@ fn waits_of_an_attempt_end_with_it_and_its_keys_are_deleted() {
     world.server.close(2);
     assert_eq!(world.server.take(11), [1]);
     for id in [0, 1] {
-        let (number, event) = world.event(id);
-        let Event::Propose { attempt, .. } = event else {
-            panic!("{event:?}");
-        };
-        let ready = Message::Ready {
-            attempt,
-            handle: format!("new:{id}").into(),
-            step: 0,
-        };
-        world.say(id, ready);
-        world.start_poll(id, number);
+        world.be_ready(id, 0);
     }
-    let (number, event) = world.event(0);
-    let Event::Call { record, .. } = event else {
-        panic!("{event:?}");
-    };
-    world.event(1);
+    let (number, record) = world.called(0);
+    world.called(1);
     let second = record.attempt;
     // One waits in torch's call for the other, which fails.
     let waited = World::key(second, "0/1");
@@ -467,11 +452,7 @@ fn waits_of_an_attempt_end_with_it_and_its_keys_are_deleted() {
         .server
         .send(11, &key_request(Opcode::Wait, "reconfigure"));
     assert!(world.server.take(10).is_empty());
-    let ack = Message::Ack {
-        attempt: second,
-        is_ok: false,
-    };
-    world.say(1, ack);
+    world.acknowledge(1, second, false);
     assert_eq!(world.server.take(10), [1]);
     assert!(
         world.server.take(11).is_empty(),
@@ -561,29 +542,15 @@ fn members_that_are_not_ready_in_time_are_evicted() {
         world.say(id, hello(&format!("gloo:{id}")));
         world.start_poll(id, EventNumber::NONE);
     }
-    let mut numbers = Vec::new();
-    for id in 0..3 {
-        let (number, event) = world.event(id);
-        let Event::Propose {
-            attempt, deadline, ..
-        } = event
-        else {
-            panic!("{event:?}");
-        };
-        assert_eq!(deadline, Duration::from_secs(10), "the time that is left");
-        if id < 2 {
-            let handle = format!("gloo:{id}").into();
-            let step = 0;
-            let ready = Message::Ready {
-                attempt,
-                handle,
-                step,
-            };
-            world.say(id, ready);
-        }
-        world.start_poll(id, number);
-        numbers.push(number);
+    for id in 0..2 {
+        world.be_ready(id, 0);
     }
+    let (number, event) = world.event(2);
+    let Event::Propose { deadline, .. } = event else {
+        panic!("{event:?}");
+    };
+    assert_eq!(deadline, Duration::from_secs(10), "the time that is left");
+    world.start_poll(2, number);
     world.pass(Duration::from_secs(9));
     assert_eq!(world.answer(0), None);
     let at = world.server.next_group_timer();
@@ -591,8 +558,7 @@ fn members_that_are_not_ready_in_time_are_evicted() {
     world.pass(Duration::from_secs(1));
     assert_eq!(world.answer(2), Some(Reply::Evicted(Reason::NotReady)));
     for id in 0..2 {
-        let (_, event) = world.event(id);
-        assert!(matches!(event, Event::Call { .. }), "{event:?}");
+        world.called(id);
     }
 }
 

@@ -86,35 +86,6 @@ fn survivors_of_a_lost_connection_form_a_smaller_group() {
     assert_eq!(third[2], third[0]);
 }
 
-/// docs/spec/wire-extensions.md, MEMBERSHIP 8.
-#[test]
-fn a_call_that_waits_for_a_dead_member_ends_at_once() {
-    let server = serve();
-    let store = client(&server);
-    let mut ranks: Vec<Rank> = (0..3)
-        .map(|id| Rank::new(&store, id, &options(3)))
-        .collect();
-    let [first, ..] = &all_enter(&mut ranks)[..] else {
-        panic!("three members")
-    };
-    let attempt = first.as_ref().expect("a generation").attempt;
-    let next = Attempt::from_uuid(attempt.uuid() + 1).expect("63 bits");
-    let waited = key_of(next, "0/1");
-    let blocked = client(&server);
-    thread::scope(|scope| {
-        let wait = scope.spawn(|| blocked.wait_timeout(&[&waited], LONG));
-        wait_until("it waits", || server.waiting_count() == 1);
-        // Both survivors are in torch's call, when one of them dies.
-        ranks.remove(2);
-        for rank in &mut ranks {
-            rank.until_called();
-        }
-        drop(ranks.pop());
-        let error = wait.join().expect("no panic").expect_err("ended");
-        assert!(matches!(error, StoreError::WaitEnded { .. }), "{error}");
-    });
-}
-
 #[test]
 fn a_poll_waits_until_its_time_has_passed_or_it_is_cancelled() {
     let server = serve();
