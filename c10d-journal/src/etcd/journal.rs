@@ -2,6 +2,7 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use c10d_socket::{Cancel, Deadline, HostPort, Moment, host_name, sleep, wait_for_input};
@@ -72,8 +73,11 @@ pub struct EtcdJournal {
     lease: Option<Lease>,
     writer: Option<Writer>,
     has_failed: bool,
+    /// The position of the log's last batch that this process has, for other candidates and for status requests.
+    position: Arc<AtomicU64>,
     /// Dropped after the lease: its end shows that this process no longer answers.
     life_line: Option<LifeLine>,
+    /// Keeps this candidate's key in etcd.
     registration: Option<Registration>,
     #[cfg(test)]
     pub(super) defect: Defect,
@@ -121,7 +125,9 @@ impl EtcdJournal {
         if let (_, Some(head)) = found {
             layout.parse_head(&head)?;
         }
-        let life_line = LifeLine::start(address, options.life_port).map_err(|error| {
+        let position = Arc::new(AtomicU64::new(0));
+        let life_line = LifeLine::start(address, options.life_port, Arc::clone(&position));
+        let life_line = life_line.map_err(|error| {
             log::info!(
                 "standbys will notice an exit of this process only when its lease expires: {error}"
             );
@@ -140,7 +146,7 @@ impl EtcdJournal {
             position: 0,
             formats: layout.formats,
         };
-        let registration = Registration::start(listed, &gateway, layout)
+        let registration = Registration::start(listed, &gateway, layout, Arc::clone(&position))
             .map_err(|error| log::warn!("this candidate is not listed: {error}"))
             .ok();
         Ok(Self {
@@ -151,6 +157,7 @@ impl EtcdJournal {
             lease: None,
             writer: None,
             has_failed: false,
+            position,
             life_line,
             registration,
             #[cfg(test)]
@@ -169,16 +176,6 @@ impl EtcdJournal {
         let deadline = Deadline::after(Instant::now(), MARK_TIMEOUT);
         if let Err(error) = self.gateway.call(&mark(self.layout(), what), deadline) {
             log::warn!("cannot report a loss in etcd to the other servers: {error}");
-        }
-    }
-
-    /// Publishes the position of this process.
-    fn followed(&self, position: u64) {
-        if let Some(life_line) = &self.life_line {
-            life_line.advanced(position);
-        }
-        if let Some(registration) = &self.registration {
-            registration.followed(position);
         }
     }
 
@@ -252,7 +249,7 @@ impl EtcdJournal {
                     Ok(Some(message)) => {
                         candidate.watched(message, &mut pieces)?;
                         pass_on(&mut pieces, visit)?;
-                        self.followed(candidate.position());
+                        self.position.store(candidate.position(), Ordering::Relaxed);
                     }
                     Ok(None) => candidate.look(),
                     Err(error) => return Ok(Err(error)),
@@ -445,7 +442,7 @@ impl EtcdJournal {
             candidate.has_tried_for(tried.as_millis() as u64);
             candidate.answered(answer, &mut pieces)?;
             pass_on(&mut pieces, visit)?;
-            self.followed(candidate.position());
+            self.position.store(candidate.position(), Ordering::Relaxed);
         }
         Ok(())
     }
@@ -487,7 +484,8 @@ impl EtcdJournal {
             }
         }
         self.options.memory.keep(Some(&writer.known()));
-        self.followed(writer.head().position);
+        self.position
+            .store(writer.head().position, Ordering::Relaxed);
         self.writer = Some(writer);
         self.has_failed = false;
         Ok(())

@@ -104,16 +104,21 @@ struct Sockets {
     listener: TcpListener,
     /// The connections, each with the address at the other end; the oldest first.
     held: Mutex<Vec<(IpAddr, TcpStream)>>,
-    /// Up to where the log is.
-    position: AtomicU64,
+    /// See [`LifeLine::start`].
+    position: Arc<AtomicU64>,
     /// The authority of the process, if it leads.
     authority: Mutex<Option<Authority>>,
 }
 
 impl LifeLine {
     /// Listens at `address`, or on all interfaces if it is a name, because the name may have another interface's
-    /// address on other hosts. `port` is 0 for a free port.
-    pub(super) fn start(address: &HostPort, port: u16) -> io::Result<Self> {
+    /// address on other hosts. `port` is 0 for a free port. `position` is the position of the log's last batch that this
+    /// process has.
+    pub(super) fn start(
+        address: &HostPort,
+        port: u16,
+        position: Arc<AtomicU64>,
+    ) -> io::Result<Self> {
         let host = address.host();
         let is_own = host.parse::<IpAddr>().is_ok() || is_loopback_name(host);
         let options = ListenOptions::default()
@@ -130,7 +135,7 @@ impl LifeLine {
         let sockets = Arc::new(Sockets {
             listener,
             held: Mutex::default(),
-            position: AtomicU64::new(0),
+            position,
             authority: Mutex::default(),
         });
         let cancel = Cancel::new();
@@ -148,11 +153,6 @@ impl LifeLine {
 
     pub(super) const fn life(&self) -> Life {
         self.life
-    }
-
-    /// The log is at this position.
-    pub(super) fn advanced(&self, position: u64) {
-        self.sockets.position.store(position, Ordering::Relaxed);
     }
 
     /// Standbys get heartbeats while this process may answer.

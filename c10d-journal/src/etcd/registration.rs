@@ -33,20 +33,23 @@ const REVOKE_TIMEOUT: Duration = Duration::from_secs(1);
 /// A candidate's key, and the thread `c10d-etcd-listed` that keeps it. Dropping it removes the key.
 #[derive(Debug)]
 pub(super) struct Registration {
-    position: Arc<AtomicU64>,
     cancel: Cancel,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Registration {
-    /// Does not block.
-    pub(super) fn start(me: Registered, gateway: &Gateway, layout: &Layout) -> io::Result<Self> {
-        let position = Arc::new(AtomicU64::new(me.position));
+    /// `position` is the position of the log's last batch that the candidate has. Does not block.
+    pub(super) fn start(
+        me: Registered,
+        gateway: &Gateway,
+        layout: &Layout,
+        position: Arc<AtomicU64>,
+    ) -> io::Result<Self> {
         let cancel = Cancel::new();
         let keeper = Keeper {
             key: layout.candidate(me.leader.writer),
             me,
-            position: Arc::clone(&position),
+            position,
             lease: None,
             gateway: gateway.another(cancel.clone()),
         };
@@ -55,15 +58,9 @@ impl Registration {
             .name("c10d-etcd-listed".to_owned())
             .spawn(move || keeper.run(&ends))?;
         Ok(Self {
-            position,
             cancel,
             thread: Some(thread),
         })
-    }
-
-    /// Records that the candidate has the log up to this batch.
-    pub(super) fn followed(&self, position: u64) {
-        self.position.store(position, Ordering::Relaxed);
     }
 
     /// Begins to remove the key, which dropping it waits for.

@@ -17,6 +17,10 @@ fn vigil(life: Life) -> Result<Vigil, String> {
     Vigil::begin(&leader(1, life), life, &Cancel::NEVER)
 }
 
+fn line() -> LifeLine {
+    LifeLine::start(&HostPort::new("127.0.0.1", 1), 0, Arc::default()).expect("a port")
+}
+
 fn end_of(vigil: &mut Vigil) -> Seen {
     wait_for_input(vigil, Duration::from_secs(60), &Cancel::NEVER).expect("no cancel");
     vigil.look(&Cancel::NEVER)
@@ -24,7 +28,7 @@ fn end_of(vigil: &mut Vigil) -> Seen {
 
 #[test]
 fn the_end_of_a_process_is_seen() {
-    let line = LifeLine::start(&HostPort::new("127.0.0.1", 1), 0).expect("a port");
+    let line = line();
     let mut vigils: Vec<_> = (0..3)
         .map(|_| vigil(line.life()).expect("it lives"))
         .collect();
@@ -40,12 +44,12 @@ fn the_end_of_a_process_is_seen() {
 /// A leader announces the position of the log while it may answer, and a standby misses that after a while.
 #[test]
 fn heartbeats_are_heard_and_missed() {
-    let line = LifeLine::start(&HostPort::new("127.0.0.1", 1), 0).expect("a port");
+    let line = line();
     let authority = Authority::none();
     line.leads(authority.clone());
     let mut vigil = vigil(line.life()).expect("it lives");
     let mut hear = |line: &LifeLine, position| {
-        line.advanced(position);
+        line.sockets.position.store(position, Ordering::Relaxed);
         wait_for_input(&vigil, Duration::from_secs(60), &Cancel::NEVER).expect("no cancel");
         assert_eq!(vigil.look(&Cancel::NEVER), Seen::Nothing);
         vigil.doubts_at(7)
@@ -95,7 +99,7 @@ fn a_heartbeat_beside_the_greeting_is_heard() {
 
 #[test]
 fn a_log_that_grows_fast_is_told_from_its_heartbeats() {
-    let line = LifeLine::start(&HostPort::new("127.0.0.1", 1), 0).expect("a port");
+    let line = line();
     line.leads(Authority::none());
     let mut vigil = vigil(line.life()).expect("it lives");
     let now = Instant::now();
@@ -115,7 +119,7 @@ fn a_log_that_grows_fast_is_told_from_its_heartbeats() {
 
 #[test]
 fn a_leader_that_sends_no_heartbeats_is_not_missed() {
-    let line = LifeLine::start(&HostPort::new("127.0.0.1", 1), 0).expect("a port");
+    let line = line();
     line.leads(Authority::none());
     let mut vigil = vigil(line.life()).expect("it lives");
     assert_eq!(vigil.look(&Cancel::NEVER), Seen::Nothing);
@@ -131,10 +135,10 @@ fn a_leader_that_sends_no_heartbeats_is_not_missed() {
 
 #[test]
 fn a_process_that_stands_by_says_how_far_it_has_read() {
-    let line = LifeLine::start(&HostPort::new("127.0.0.1", 1), 0).expect("a port");
+    let line = line();
     let candidate = leader(1, line.life());
     for position in [0, 7, u64::MAX] {
-        line.advanced(position);
+        line.sockets.position.store(position, Ordering::Relaxed);
         assert_eq!(position_of(&candidate, &Cancel::NEVER), Some(position));
     }
     // It leads, and may not answer: like an older release, it sends no heartbeats.
@@ -146,7 +150,7 @@ fn a_process_that_stands_by_says_how_far_it_has_read() {
 
 #[test]
 fn another_process_and_a_proxy_are_no_proof() {
-    let line = LifeLine::start(&HostPort::new("127.0.0.1", 1), 0).expect("a port");
+    let line = line();
     let Life { port, id } = line.life();
     let other = vigil(Life { port, id: id ^ 1 });
     assert!(other.expect_err("another id").contains("another process"));
@@ -197,7 +201,7 @@ fn a_reset_and_an_open_listener_are_no_proof() {
 /// A standby gets a place, and keeps it when more strangers connect.
 #[test]
 fn silent_strangers_of_another_address_do_not_matter() {
-    let line = LifeLine::start(&HostPort::new("127.0.0.1", 1), 0).expect("a port");
+    let line = line();
     let strangers = || -> Vec<TcpStream> {
         let from: SocketAddr = ([127, 0, 0, 2], 0).into();
         let to: SocketAddr = ([127, 0, 0, 1], line.life().port).into();
@@ -228,7 +232,7 @@ fn silent_strangers_of_another_address_do_not_matter() {
 
 #[test]
 fn one_more_connection_than_places_replaces_the_oldest() {
-    let line = LifeLine::start(&HostPort::new("127.0.0.1", 1), 0).expect("a port");
+    let line = line();
     let mut all: Vec<_> = (0..=CONNECTIONS_MAX)
         .map(|_| vigil(line.life()).expect("a place"))
         .collect();
