@@ -1,7 +1,6 @@
 //! A connection, accepted or of a session, and the table of all of them.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
-use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::ops::RangeBounds;
 use std::sync::Arc;
@@ -14,10 +13,8 @@ use slab::Slab;
 
 use super::budget::Budget;
 use super::delayed_replies::DelayedReplies;
-use super::gate::Gate;
 use super::numbers::Numbers;
 use super::session_memory::SessionMemory;
-use crate::journal::Authority;
 use crate::message::{ConnId, Replies, Reply, Request};
 use crate::moment::Moment;
 use crate::request_parser::RequestParser;
@@ -443,33 +440,6 @@ impl Accepted {
     pub(super) fn become_link(&mut self, slot: usize) {
         // There are at most 65,536.
         self.link = Some(slot as u32);
-    }
-
-    /// Sends until everything is sent or the system accepts no more. Returns whether everything is.
-    pub(super) fn flush(&mut self) -> io::Result<bool> {
-        flush_to(&mut self.stream, &mut self.out, self.tls.as_mut())
-    }
-
-    /// [Flushes](Self::flush) as long as the authority is valid. Also returns whether it was not.
-    pub(super) fn flush_with(&mut self, authority: &Authority) -> io::Result<(bool, bool)> {
-        let mut is_shut = false;
-        let mut gate = Gate::new(&mut self.stream, authority, &mut is_shut);
-        let drained = flush_to(&mut gate, &mut self.out, self.tls.as_mut())?;
-        Ok((drained, is_shut))
-    }
-}
-
-fn flush_to(
-    stream: &mut impl Write,
-    out: &mut SendBuf,
-    tls: Option<&mut TlsLayer>,
-) -> io::Result<bool> {
-    match tls {
-        None => out.flush(stream),
-        Some(tls) => {
-            let is_sealed = out.flush(&mut tls.sealing(stream))?;
-            Ok(tls.send(stream)? && is_sealed)
-        }
     }
 }
 

@@ -7,7 +7,6 @@ mod connection;
 mod counts;
 mod delayed_replies;
 mod event_loop;
-mod gate;
 mod http;
 mod journal_queue;
 mod journal_thread;

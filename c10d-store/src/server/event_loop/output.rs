@@ -1,14 +1,16 @@
 //! The event loop's part for sending: replies, and the events that the sockets are watched for.
 
-use std::io;
+use std::io::{self, IoSlice, Write};
 use std::net::Shutdown;
 use std::time::Instant;
 
+use c10d_socket::Moment;
 use mio::Token;
+use mio::net::TcpStream;
 
 use super::EventLoop;
-use crate::server::connection::{Carrier, Phase};
-use crate::server::journal_queue::JournalQueue;
+use crate::journal::Authority;
+use crate::server::connection::{Accepted, Carrier, Phase};
 use crate::snapshot::CloseReason;
 
 impl EventLoop {
@@ -61,23 +63,15 @@ impl EventLoop {
             return self.close(token, CloseReason::Refused, &error);
         }
         let unsent_bytes = accepted.out.unsent_bytes();
-        let flushed = match &mut self.keeping {
-            Some(JournalQueue {
-                authority: Some(authority),
-                withheld,
-                ..
-            }) => accepted.flush_with(authority).map(|(drained, is_shut)| {
-                if is_shut {
-                    withheld.insert(token);
-                }
-                drained
-            }),
-            _ => accepted.flush(),
-        };
-        let drained = match flushed {
-            Ok(drained) => drained,
+        let keeping = self.keeping.as_ref();
+        let authority = keeping.and_then(|it| it.authority.as_ref());
+        let (drained, is_shut) = match send(accepted, authority) {
+            Ok(sent) => sent,
             Err(error) => return self.close(token, CloseReason::Failed, &error),
         };
+        if is_shut && let Some(keeping) = &mut self.keeping {
+            keeping.withheld.insert(token);
+        }
         let sent_bytes = unsent_bytes - accepted.out.unsent_bytes();
         self.traffic.sent_bytes += sent_bytes as u64;
         self.turn.moved(sent_bytes, Instant::now);
@@ -138,5 +132,58 @@ impl EventLoop {
         {
             self.resume(token);
         }
+    }
+}
+
+/// Sends until everything is sent, the system accepts no more, or the right to answer may have passed. Returns whether
+/// everything is sent, and whether the right has passed.
+fn send(accepted: &mut Accepted, authority: Option<&Authority>) -> io::Result<(bool, bool)> {
+    let mut gate = Gate {
+        stream: &mut accepted.stream,
+        authority,
+        is_shut: false,
+    };
+    let drained = match &mut accepted.tls {
+        None => accepted.out.flush(&mut gate)?,
+        Some(tls) => {
+            let is_sealed = accepted.out.flush(&mut tls.sealing(&mut gate))?;
+            tls.send(&mut gate)? && is_sealed
+        }
+    };
+    Ok((drained, gate.is_shut))
+}
+
+/// A socket that takes nothing while the authority, if there is one, is not valid. The clock is read immediately before
+/// each write: the process may have been stopped since the request was carried out.
+struct Gate<'g> {
+    stream: &'g mut TcpStream,
+    authority: Option<&'g Authority>,
+    /// Whether it has refused a write.
+    is_shut: bool,
+}
+
+impl Gate<'_> {
+    fn check(&mut self) -> io::Result<()> {
+        if self.authority.is_none_or(|it| it.is_valid(Moment::now())) {
+            return Ok(());
+        }
+        self.is_shut = true;
+        Err(io::ErrorKind::WouldBlock.into())
+    }
+}
+
+impl Write for Gate<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.check()?;
+        self.stream.write(bytes)
+    }
+
+    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.check()?;
+        self.stream.write_vectored(pieces)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
