@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, Deadline};
 
-use super::channel::Channel;
 use super::link::ConnectionEnds;
 use super::listener_kind::ListenerKind;
+use super::resumed::Channel;
 use super::stream::is_closed_by_peer;
 use crate::wire::{
     CAPABILITY_MASK, CAPABILITY_NONCE, CHECK_READY, FULL, Opcode, REFUSAL_NONCE, REFUSED_NONCE,

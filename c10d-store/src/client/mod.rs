@@ -3,7 +3,6 @@
 mod add;
 mod call;
 mod change;
-mod channel;
 mod closer;
 mod connection;
 mod ephemeral;

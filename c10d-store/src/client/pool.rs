@@ -15,12 +15,11 @@ use c10d_socket::{
     HostPort, OtherProcess, Process, TlsClient, Watch, sleep,
 };
 
-use super::channel::Channel;
 use super::closer::Closer;
 use super::connection::{Connection, Failure, Hello, REFUSED_WRITE};
 use super::lanes::{Lanes, Need, Take, Wait};
 use super::link::ConnectionEnds;
-use super::resumed::Resumed;
+use super::resumed::{Channel, Resumed};
 use super::session_dialer::{SessionDialer, SessionError};
 use super::stream::{Stream, is_closed_by_peer};
 use crate::address::{Lookup, StoreAddress};

@@ -1,6 +1,6 @@
-//! A connection that survives the loss of its sockets: a session with one client.
+//! The carrier of a client's bytes: a connection, or a session with one client, which survives the loss of its sockets.
 //!
-//! It has no threads: a call that finds the link lost makes another link. It tracks the ends of requests and replies,
+//! A session has no threads: a call that finds the link lost makes another link. It tracks the ends of requests and replies,
 //! because requests without a reply are sent again to a server that was restarted with its journal.
 
 use std::io::{self, IoSlice};
@@ -28,6 +28,81 @@ const DELAY_MAX: Duration = Duration::from_millis(500);
 
 /// The server checks the lengths.
 const ANY_LENGTH: WireLimits = WireLimits::unlimited();
+
+/// The carrier of a lane's bytes.
+#[derive(Debug)]
+pub(super) enum Channel {
+    Plain(Stream),
+    Resumed(Box<Resumed>),
+}
+
+impl Channel {
+    /// See [`Stream::shake_hands`].
+    pub(super) fn shake_hands(&mut self, deadline: Deadline) -> io::Result<()> {
+        match self {
+            Self::Plain(stream) => stream.shake_hands(deadline),
+            // Each link has shaken hands.
+            Self::Resumed(_) => Ok(()),
+        }
+    }
+
+    /// The connection. For a session, it is the last link.
+    pub(super) const fn link(&self) -> &Stream {
+        match self {
+            Self::Plain(stream) => stream,
+            Self::Resumed(resumed) => &resumed.link,
+        }
+    }
+
+    /// As [`link`](Self::link).
+    pub(super) const fn link_mut(&mut self) -> &mut Stream {
+        match self {
+            Self::Plain(stream) => stream,
+            Self::Resumed(resumed) => &mut resumed.link,
+        }
+    }
+
+    /// See [`Stream::set_cancel`].
+    pub(super) fn set_cancel(&mut self, cancel: Cancel) {
+        match self {
+            Self::Plain(stream) => stream.set_cancel(cancel),
+            Self::Resumed(resumed) => resumed.set_cancel(cancel),
+        }
+    }
+
+    /// See [`Stream::read_by`].
+    pub(super) fn read_by(&mut self, buf: &mut [u8], deadline: Deadline) -> io::Result<usize> {
+        match self {
+            Self::Plain(stream) => stream.read_by(buf, deadline),
+            Self::Resumed(resumed) => resumed.read_by(buf, deadline),
+        }
+    }
+
+    /// See [`Stream::read_exact_into_vec_by`].
+    pub(super) fn read_exact_into_vec_by(
+        &mut self,
+        buf: &mut Vec<u8>,
+        len: usize,
+        deadline: Deadline,
+    ) -> io::Result<()> {
+        match self {
+            Self::Plain(stream) => stream.read_exact_into_vec_by(buf, len, deadline),
+            Self::Resumed(resumed) => resumed.read_exact_into_vec_by(buf, len, deadline),
+        }
+    }
+
+    /// See [`Stream::write_all_by`].
+    pub(super) fn write_all_by(
+        &mut self,
+        pieces: &mut [IoSlice<'_>],
+        deadline: Deadline,
+    ) -> io::Result<()> {
+        match self {
+            Self::Plain(stream) => stream.write_all_by(pieces, deadline),
+            Self::Resumed(resumed) => resumed.write_all_by(pieces, deadline),
+        }
+    }
+}
 
 #[derive(Debug)]
 pub(super) struct Resumed {
@@ -92,23 +167,13 @@ impl Resumed {
         Ok(resumed)
     }
 
-    /// The last link, which may be lost.
-    pub(super) const fn link(&self) -> &Stream {
-        &self.link
-    }
-
-    /// As [`link`](Self::link).
-    pub(super) const fn link_mut(&mut self) -> &mut Stream {
-        &mut self.link
-    }
-
     pub(super) fn set_cancel(&mut self, cancel: Cancel) {
         self.link.set_cancel(cancel.clone());
         self.dialer.set_cancel(cancel);
     }
 
     /// See [`Stream::read_by`].
-    pub(super) fn read_by(&mut self, buf: &mut [u8], deadline: Deadline) -> io::Result<usize> {
+    fn read_by(&mut self, buf: &mut [u8], deadline: Deadline) -> io::Result<usize> {
         if buf.is_empty() {
             return Ok(0);
         }
@@ -129,7 +194,7 @@ impl Resumed {
     }
 
     /// See [`Stream::read_exact_into_vec_by`].
-    pub(super) fn read_exact_into_vec_by(
+    fn read_exact_into_vec_by(
         &mut self,
         buf: &mut Vec<u8>,
         len: usize,
@@ -151,11 +216,7 @@ impl Resumed {
 
     /// Like [`Stream::write_all_by`]; but if the link is then lost, the bytes are sent over the next link. An error
     /// means that the server never gets all of them.
-    pub(super) fn write_all_by(
-        &mut self,
-        pieces: &[IoSlice<'_>],
-        deadline: Deadline,
-    ) -> io::Result<()> {
+    fn write_all_by(&mut self, pieces: &[IoSlice<'_>], deadline: Deadline) -> io::Result<()> {
         while self.client.is_full(&self.session) {
             self.receive(deadline)?;
         }
