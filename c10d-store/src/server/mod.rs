@@ -9,7 +9,6 @@ mod delayed_replies;
 mod event_loop;
 mod http;
 mod journal_queue;
-mod journal_thread;
 mod memory_limit;
 mod numbers;
 mod observer;

@@ -12,8 +12,7 @@ use crate::journal::batch::BatchWriter;
 use crate::journal::{Authority, JournalError};
 use crate::server::batch_delay::Gathered;
 use crate::server::connection::{Connections, conn_id_of};
-use crate::server::journal_queue::JournalQueue;
-use crate::server::journal_thread::SnapshotStep;
+use crate::server::journal_queue::{JournalQueue, SnapshotStep};
 use crate::server::standby::Standby;
 use crate::state::SNAPSHOT_SLICE;
 
