@@ -39,7 +39,7 @@ use crate::moment::Moment;
 use crate::request_parser::{Flow, NextRead, ParseError};
 use crate::session::{Hello, StoreId, random_seed};
 use crate::snapshot::{CloseReason, Counters};
-use crate::state::{Refusal, StoreState};
+use crate::state::{Recorder, Refusal, StoreState};
 
 mod acceptance;
 mod clients;
@@ -233,6 +233,7 @@ impl EventLoop {
 
     fn time_to_sleep(&mut self) -> Option<Duration> {
         let is_observed = self.state.is_in_snapshot() || self.is_snapshot_due();
+        let has_batch = self.state.recorder().is_some_and(Recorder::has_batch);
         let hold = self.keeping.as_ref().and_then(|it| it.hold.until());
         let ends_until = self.keeping.as_ref().and_then(|it| it.ends_until);
         let has_work = !self.ready.is_empty()
@@ -241,7 +242,7 @@ impl EventLoop {
                 .keeping
                 .as_ref()
                 .is_some_and(|it| it.has_work() || it.has_withheld())
-            || (self.state.has_batch() && hold.is_none())
+            || (has_batch && hold.is_none())
             || self.state.can_sweep()
             || self.can_continue_inputs();
         if has_work || self.acceptor.has_ready() || is_observed {
@@ -268,7 +269,7 @@ impl EventLoop {
             self.look_at,
             self.inputs.next(),
             ends_until,
-            hold.filter(|_| self.state.has_batch()),
+            hold.filter(|_| has_batch),
         ];
         let next = next.into_iter().flatten().min()?;
         Some(next.saturating_duration_since(Instant::now()))
@@ -626,7 +627,8 @@ impl EventLoop {
             Some(bytes) => parser.receive(bytes, limits, handle),
             None => parser.resume(limits, handle),
         };
-        if self.state.gathered_bytes() > GATHERED_BYTES_MAX {
+        let gathered_bytes = self.state.recorder().map_or(0, Recorder::gathered_bytes);
+        if gathered_bytes > GATHERED_BYTES_MAX {
             self.connections.set_full(true);
         }
         if let Some(connection) = self.connections.get_mut(token) {

@@ -75,7 +75,9 @@ impl OpenJournal {
             Ok(())
         })?;
         state.start_recording(durable);
-        state.set_format(journal.format());
+        if let Some(recorder) = state.recorder_mut() {
+            recorder.set_format(journal.format());
+        }
         state.end_recovered();
         state.set_carried_bytes(carried.memory_bytes());
         log::info!(

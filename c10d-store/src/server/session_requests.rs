@@ -11,7 +11,7 @@ use crate::journal::batch::Effect;
 use crate::message::{Extension, Request};
 use crate::moment::Moment;
 use crate::session::{ResentWait, SessionId};
-use crate::state::{KeptClient, Refusal, StoreState};
+use crate::state::{KeptClient, Recorder, Refusal, StoreState};
 use crate::wire::{Opcode, WAIT_CANCELED};
 
 /// A client of such a session.
@@ -119,7 +119,7 @@ impl Parts<'_> {
                 request,
                 Request::Barrier { .. } | Request::Extension(Extension::EndWaits { .. })
             ),
-            changes: self.state.changes(),
+            changes: self.state.recorder().map_or(0, Recorder::changes),
         };
         let again = self
             .sessions
@@ -177,7 +177,7 @@ impl Parts<'_> {
             // Before the reply arrives, other requests may change the data that this request saw.
             reply.is_some()
         } else {
-            self.state.changes() != begun.changes
+            self.state.recorder().map_or(0, Recorder::changes) != begun.changes
         };
         if must_record || begun.is_always_recorded {
             let waits = begun.can_wait && reply.is_none();
@@ -249,7 +249,9 @@ impl Parts<'_> {
     }
 
     pub(super) fn happens(&mut self, effect: Effect<'_>) {
-        self.state.record_session(effect);
+        if let Some(recorder) = self.state.recorder_mut() {
+            recorder.record_session(effect);
+        }
         let carried = &mut self.sessions.carried;
         carried.apply(effect);
         self.state.set_carried_bytes(carried.memory_bytes());

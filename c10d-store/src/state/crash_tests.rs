@@ -439,13 +439,14 @@ impl World {
 
     /// Hands a batch to the journal, or has it durable. Sometimes a snapshot begins, continues or is complete.
     fn keep(&mut self) {
+        let recorder = self.state.recorder_mut().expect("a journal");
         if let Some((position, batch)) = self.appending.take() {
             self.kept.batches.push((position, batch));
             self.durable = position;
-            self.state.batch_appended();
+            recorder.appended();
             return;
         }
-        if let Some(batch) = self.state.take_batch(&mut Vec::new()) {
+        if let Some(batch) = recorder.take_batch(&mut Vec::new()) {
             if self.snapshot.is_none() && self.random.u8(..3) == 0 {
                 self.state.start_chunks(batch.0, FORMAT_VERSION);
                 self.snapshot = Some((batch.0, Vec::new(), false));

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::StoreState;
+use super::{Recorder, StoreState};
 use crate::journal::batch::Effect;
 use crate::message::{ConnId, Replies, Reply};
 use crate::moment::Moment;
@@ -60,7 +60,8 @@ impl StoreState {
 
     /// Whether [`continue_sweep`](Self::continue_sweep) can delete something now.
     pub(crate) fn can_sweep(&self) -> bool {
-        !self.sweeps.queue.is_empty() && self.gathered_bytes() <= GATHERED_BYTES_MAX
+        let gathered_bytes = self.recorder().map_or(0, Recorder::gathered_bytes);
+        !self.sweeps.queue.is_empty() && gathered_bytes <= GATHERED_BYTES_MAX
     }
 
     /// Starts the deletions that are due, and deletes for less than a millisecond. Returns the connection that has the reply

@@ -6,9 +6,8 @@ use c10d_sim::Seeds;
 
 use super::StoreState;
 use super::owners::{KeptClient, OWNED_KEYS_MAX};
+use super::recovery::recovered;
 use super::tests::{OwnedReply, Recorder};
-use crate::journal::batch::effects;
-use crate::journal::format::FORMAT_VERSION;
 use crate::message::{ConnId, Extension, Keys, Payload, Request};
 use crate::moment::Moment;
 use crate::session::SessionId;
@@ -426,26 +425,10 @@ fn client(number: u32) -> KeptClient {
 
 /// The store after a restart, from its batches or from a snapshot.
 fn restart(store: &mut Store, from_snapshot: bool) -> Store {
-    let mut kept = Vec::new();
-    if from_snapshot {
-        let position = store.state.newest_position();
-        store.state.start_chunks(position, FORMAT_VERSION);
-        loop {
-            let (chunks, is_done) = store.state.copy_chunks(1);
-            kept.extend(chunks.into_iter().map(|chunk| (position, chunk)));
-            if is_done {
-                break;
-            }
-        }
-    } else {
-        kept.extend(store.state.take_batch(&mut Vec::new()));
-    }
-    let mut restarted = Store::default();
-    for (position, batch) in kept {
-        for effect in effects(position, &batch).expect("intact") {
-            assert!(restarted.state.recover(effect.expect("intact")));
-        }
-    }
+    let mut restarted = Store {
+        state: recovered(&mut store.state, from_snapshot),
+        ..Store::default()
+    };
     restarted.state.start_recording(100);
     restarted.state.end_recovered();
     restarted.state.check_invariants();

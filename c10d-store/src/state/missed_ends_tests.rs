@@ -340,7 +340,8 @@ impl World {
             let request = client.requests;
             client.told = Some(position);
             self.answered.insert((index as u32, request));
-            self.state.record_session(Effect::Executed {
+            let recorder = self.state.recorder_mut().expect("a journal");
+            recorder.record_session(Effect::Executed {
                 session: SessionId::nth(1).as_bytes(),
                 client: index as u32,
                 request,
@@ -353,7 +354,8 @@ impl World {
 
     /// The gathered batch becomes durable, perhaps with a snapshot.
     fn keep(&mut self) {
-        let Some((position, batch)) = self.state.take_batch(&mut Vec::new()) else {
+        let recorder = self.state.recorder_mut().expect("a journal");
+        let Some((position, batch)) = recorder.take_batch(&mut Vec::new()) else {
             return;
         };
         let answered = self.answered.clone();
@@ -371,7 +373,7 @@ impl World {
                 answered,
             };
         }
-        self.state.batch_appended();
+        self.state.recorder_mut().expect("a journal").appended();
         self.durable = position;
         for end in &mut self.ends {
             end.is_acknowledged |= end.server == self.server && end.position <= position;
@@ -422,8 +424,9 @@ impl World {
 
     /// Loses everything that is not durable. A batch may be durable although no client was informed.
     fn crash(&mut self) {
+        let recorder = self.state.recorder_mut().expect("a journal");
         if self.random.bool()
-            && let Some(batch) = self.state.take_batch(&mut Vec::new())
+            && let Some(batch) = recorder.take_batch(&mut Vec::new())
         {
             self.kept.batches.push(batch);
         }

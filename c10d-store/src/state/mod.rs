@@ -73,6 +73,7 @@ pub(crate) use memory::peer_reserve;
 use missed_ends::MissedEnds;
 pub(crate) use owners::KeptClient;
 use owners::Owners;
+pub(crate) use recorder::Recorder;
 use served_groups::ServedGroups;
 use slots::{NotANumber, Slots};
 use stored::Writer;

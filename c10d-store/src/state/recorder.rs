@@ -22,7 +22,7 @@ const KEPT_NAMES: usize = 4096;
 pub(super) struct Mark(u64);
 
 #[derive(Debug)]
-pub(super) struct Recorder {
+pub(crate) struct Recorder {
     writer: BatchWriter,
     /// The mark at which the gathering batch begins, and the mark at which the previous batch begins. They are equal
     /// if the previous batch is durable.
@@ -150,32 +150,33 @@ impl Recorder {
         }
     }
 
-    /// Something happens to a session, which no reply shows.
-    pub(super) fn record_session(&mut self, effect: Effect<'_>) {
+    /// Records an event of a session, which no reply shows, together with the changes of the current request.
+    pub(crate) fn record_session(&mut self, effect: Effect<'_>) {
         self.writer.push(effect);
     }
 
     /// Batches that begin from now on have this version of the format.
-    pub(super) const fn set_format(&mut self, format: u8) {
+    pub(crate) const fn set_format(&mut self, format: u8) {
         self.writer.set_format(format);
     }
 
     /// The number of changes so far, without those of sessions.
-    pub(super) const fn changes(&self) -> u64 {
+    pub(crate) const fn changes(&self) -> u64 {
         self.changes
     }
 
-    pub(super) const fn dependency(&self) -> u64 {
+    /// The position on which the last request depends, and with it every reply to it.
+    pub(crate) const fn dependency(&self) -> u64 {
         self.dependency.get()
     }
 
-    /// The bytes that have gathered.
-    pub(super) const fn gathered_bytes(&self) -> usize {
+    /// The bytes of effects that are in no batch yet.
+    pub(crate) const fn gathered_bytes(&self) -> usize {
         self.writer.len()
     }
 
-    /// The newest position that the state depends on now.
-    pub(super) const fn newest(&self) -> u64 {
+    /// The newest position on which any reply could depend now.
+    pub(crate) const fn newest(&self) -> u64 {
         if self.writer.is_empty() {
             self.gathering - 1
         } else {
@@ -184,12 +185,12 @@ impl Recorder {
     }
 
     /// Whether there is a batch, and no other is being appended.
-    pub(super) const fn has_batch(&self) -> bool {
+    pub(crate) const fn has_batch(&self) -> bool {
         self.durable + 1 == self.gathering && !self.writer.is_empty()
     }
 
     /// The next batch and its position, if [there is one](Self::has_batch). Takes memory for the one after it.
-    pub(super) fn take_batch(&mut self, memory: &mut Vec<u8>) -> Option<(u64, Vec<u8>)> {
+    pub(crate) fn take_batch(&mut self, memory: &mut Vec<u8>) -> Option<(u64, Vec<u8>)> {
         if !self.has_batch() {
             return None;
         }
@@ -202,7 +203,7 @@ impl Recorder {
     }
 
     /// The batch that was taken last is durable.
-    pub(super) fn appended(&mut self) {
+    pub(crate) fn appended(&mut self) {
         self.durable = self.gathering - 1;
         self.undurable_from = self.gathers_from;
         self.removed.retain(|_, last| *last >= self.undurable_from);

@@ -1,4 +1,4 @@
-//! A store with a journal: recording, recovery, and snapshots.
+//! A store with a journal: recovery, and snapshots.
 
 use super::StoreState;
 use super::owners::KeptClient;
@@ -91,24 +91,14 @@ impl StoreState {
         self.slots.recorder = Some(Box::new(Recorder::new(durable)));
     }
 
-    /// Batches and snapshots that begin from now on are recorded in this version of the format.
-    pub(crate) fn set_format(&mut self, format: u8) {
-        if let Some(recorder) = &mut self.slots.recorder {
-            recorder.set_format(format);
-        }
+    /// What has gathered for the journal; `None` without a journal.
+    pub(crate) fn recorder(&self) -> Option<&Recorder> {
+        self.slots.recorder.as_deref()
     }
 
-    /// Records an event of a session, together with the changes of the current request.
-    pub(crate) fn record_session(&mut self, effect: Effect<'_>) {
-        if let Some(recorder) = &mut self.slots.recorder {
-            recorder.record_session(effect);
-        }
-    }
-
-    /// The number of changes so far, without those of sessions.
-    pub(crate) fn changes(&self) -> u64 {
-        let recorder = self.slots.recorder.as_ref();
-        recorder.map_or(0, |recorder| recorder.changes())
+    /// As [`recorder`](Self::recorder).
+    pub(crate) fn recorder_mut(&mut self) -> Option<&mut Recorder> {
+        self.slots.recorder.as_deref_mut()
     }
 
     /// Whether a connection waits for a reply.
@@ -142,45 +132,13 @@ impl StoreState {
         }
     }
 
-    /// The position on which the last request depends, and with it every reply to it.
-    pub(crate) fn dependency(&self) -> u64 {
-        let recorder = self.slots.recorder.as_ref();
-        recorder.map_or(0, |recorder| recorder.dependency())
-    }
-
-    /// The newest position on which any reply could depend now.
-    pub(crate) fn newest_position(&self) -> u64 {
-        let recorder = self.slots.recorder.as_ref();
-        recorder.map_or(0, |recorder| recorder.newest())
-    }
-
-    /// The bytes of effects that are in no batch yet.
-    pub(crate) fn gathered_bytes(&self) -> usize {
-        let recorder = self.slots.recorder.as_ref();
-        recorder.map_or(0, |recorder| recorder.gathered_bytes())
-    }
-
-    /// Whether there is a batch to [take](Self::take_batch).
-    pub(crate) fn has_batch(&self) -> bool {
-        let recorder = self.slots.recorder.as_ref();
-        recorder.is_some_and(|recorder| recorder.has_batch())
-    }
-
-    /// The next batch and its position, if there is one and no other is being appended. Takes memory for the one after it.
-    pub(crate) fn take_batch(&mut self, memory: &mut Vec<u8>) -> Option<(u64, Vec<u8>)> {
-        self.slots.recorder.as_mut()?.take_batch(memory)
-    }
-
-    /// The batch that was taken last is durable.
-    pub(crate) fn batch_appended(&mut self) {
-        if let Some(recorder) = &mut self.slots.recorder {
-            recorder.appended();
-        }
-    }
-
-    /// Starts a snapshot for the journal in this version of the format, of everything up to this position, which must be
-    /// the [newest](Self::newest_position). One of observers must not be in progress.
+    /// Starts a snapshot for the journal, of everything up to this position, which must be the [newest](Recorder::newest).
+    /// It has this version of the format, and so do the batches that begin from now on. A snapshot of observers must not
+    /// be in progress.
     pub(crate) fn start_chunks(&mut self, position: u64, format: u8) {
+        if let Some(recorder) = self.recorder_mut() {
+            recorder.set_format(format);
+        }
         let mut writer = BatchWriter::new(format);
         self.write_silences(&mut writer);
         self.sweeps.write(&mut writer);
@@ -224,4 +182,31 @@ impl StoreState {
 fn kept_client(session: &[u8], number: u32) -> Option<KeptClient> {
     let session = SessionId::from_bytes(session)?;
     Some(KeptClient { session, number })
+}
+
+/// Returns the state that another process recovers from a journal with all changes of this state: from a snapshot, or from
+/// a batch.
+#[cfg(test)]
+pub(super) fn recovered(state: &mut StoreState, from_snapshot: bool) -> StoreState {
+    let recorder = state.recorder_mut().expect("a journal");
+    let mut kept = Vec::new();
+    if from_snapshot {
+        let position = recorder.newest();
+        state.start_chunks(position, crate::journal::format::FORMAT_VERSION);
+        let mut is_done = false;
+        while !is_done {
+            let chunks;
+            (chunks, is_done) = state.copy_chunks(1);
+            kept.extend(chunks.into_iter().map(|chunk| (position, chunk)));
+        }
+    } else {
+        kept.extend(recorder.take_batch(&mut Vec::new()));
+    }
+    let mut recovered = StoreState::default();
+    for (position, batch) in kept {
+        for effect in crate::journal::batch::effects(position, &batch).expect("intact") {
+            assert!(recovered.recover(effect.expect("intact")));
+        }
+    }
+    recovered
 }

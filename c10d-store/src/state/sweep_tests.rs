@@ -6,10 +6,9 @@ use std::time::Duration;
 use c10d_sim::Seeds;
 
 use super::StoreState;
+use super::recovery::recovered;
 use super::sweeps::SCHEDULED_MAX;
 use super::tests::{OwnedReply, Recorder};
-use crate::journal::batch::effects;
-use crate::journal::format::FORMAT_VERSION;
 use crate::message::{ConnId, Extension, Keys, Payload, Request};
 use crate::moment::Moment;
 use crate::snapshot::CloseReason;
@@ -253,22 +252,7 @@ fn a_restart_keeps_what_is_deleted_and_what_will_be() {
         on(&mut state, A, delete_prefix("r/", 0));
         on(&mut state, B, set("r/b", ""));
         finish(&mut state);
-        let mut kept = Vec::new();
-        if from_snapshot {
-            let position = state.newest_position();
-            state.start_chunks(position, FORMAT_VERSION);
-            let (chunks, is_done) = state.copy_chunks(usize::MAX);
-            assert!(is_done);
-            kept.extend(chunks.into_iter().map(|chunk| (position, chunk)));
-        } else {
-            kept.extend(state.take_batch(&mut Vec::new()));
-        }
-        let mut state = StoreState::default();
-        for (position, batch) in kept {
-            for effect in effects(position, &batch).expect("intact") {
-                assert!(state.recover(effect.expect("intact")));
-            }
-        }
+        let mut state = recovered(&mut state, from_snapshot);
         state.start_recording(9);
         assert!(!has(&mut state, "p/a") && has(&mut state, "q/a"));
         assert!(!has(&mut state, "r/a") && has(&mut state, "r/b"));

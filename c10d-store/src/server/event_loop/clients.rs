@@ -13,7 +13,7 @@ use crate::server::connection::{Carrier, Client, Connection, Phase, RequestFlow,
 use crate::server::sessions::{Attached, Candidate};
 use crate::session::{Frame, Group, Hello, Piece, ResentWait, SessionStream, Violation, Welcome};
 use crate::snapshot::CloseReason;
-use crate::state::KeptClient;
+use crate::state::{KeptClient, Recorder};
 
 /// The most bytes of one client in a frame, so that the replies of several take turns.
 const CLIENT_FRAME_BYTES_MAX: usize = 64 << 10;
@@ -406,7 +406,7 @@ impl EventLoop {
                     ParseError::Wire(error) => self.log_refusal_of(token, error),
                     ParseError::Refused(error) => {
                         self.log_refusal_of(token, error);
-                        let position = self.state.dependency();
+                        let position = self.state.recorder().map_or(0, Recorder::dependency);
                         self.connections.hold_end(token, position);
                     }
                 }

@@ -12,7 +12,7 @@ use super::{BYTES_PER_ITERATION, EventLoop};
 use crate::request_parser::{ParseError, RequestParser};
 use crate::server::connection::{Accepted, Connection, Phase, conn_id_of};
 use crate::snapshot::CloseReason;
-use crate::state::Refusal;
+use crate::state::{Recorder, Refusal};
 
 /// How long a peer that has closed its sending side may take to read its remaining replies.
 const FINISHING_TIMEOUT: Duration = Duration::from_secs(30);
@@ -50,7 +50,7 @@ impl EventLoop {
             ParseError::Wire(error) => self.log_refusal(peer, error),
             ParseError::Refused(error) => {
                 self.log_refusal(peer, error);
-                let position = self.state.dependency();
+                let position = self.state.recorder().map_or(0, Recorder::dependency);
                 self.connections.hold_end(token, position);
             }
         }

@@ -14,7 +14,7 @@ use crate::server::batch_delay::Gathered;
 use crate::server::connection::{Connections, conn_id_of};
 use crate::server::journal_queue::{JournalQueue, SnapshotStep};
 use crate::server::standby::Standby;
-use crate::state::SNAPSHOT_SLICE;
+use crate::state::{Recorder, SNAPSHOT_SLICE};
 
 impl EventLoop {
     /// Records the position that has become durable, and releases everything that waits for it.
@@ -49,7 +49,9 @@ impl EventLoop {
             return Ok(());
         }
         keeping.durable = durable;
-        self.state.batch_appended();
+        if let Some(recorder) = self.state.recorder_mut() {
+            recorder.appended();
+        }
         let now = Instant::now();
         let released = self.connections.count_held(..=durable);
         let waiting = self.connections.count_held(durable + 1..);
@@ -71,15 +73,15 @@ impl EventLoop {
     /// Hands over what has gathered, unless a batch is on its way or this one [waits](super::super::batch_delay), and a part of a
     /// snapshot.
     pub(super) fn keep_gathered(&mut self, is_busy: bool, now: Instant) {
-        let Some(keeping) = &mut self.keeping else {
+        let (Some(keeping), Some(recorder)) = (&mut self.keeping, self.state.recorder_mut()) else {
             return;
         };
         let gathered = Gathered {
-            bytes: self.state.gathered_bytes(),
+            bytes: recorder.gathered_bytes(),
             clients: self.connections.count_held(keeping.durable + 1..),
         };
         if keeping.hold.may_go(gathered, is_busy, now)
-            && let Some((position, batch)) = self.state.take_batch(&mut keeping.memory)
+            && let Some((position, batch)) = recorder.take_batch(&mut keeping.memory)
         {
             keeping.hold.start_next(now);
             keeping.bytes_since_snapshot += batch.len();
@@ -90,7 +92,6 @@ impl EventLoop {
                 && !self.state.is_in_snapshot()
                 && let Some(format) = keeping.agreed_format()
             {
-                self.state.set_format(format);
                 keeping.bytes_since_snapshot = 0;
                 keeping.is_copying = true;
                 keeping.thread.step(SnapshotStep::Begin { position });
@@ -202,15 +203,17 @@ impl EventLoop {
     /// Has everything appended that was carried out.
     pub(super) fn end_keeping(&mut self) {
         if let Some(mut keeping) = self.keeping.take() {
-            self.state.batch_appended();
-            let last = self.state.take_batch(&mut keeping.memory);
+            let last = self.state.recorder_mut().and_then(|recorder| {
+                recorder.appended();
+                recorder.take_batch(&mut keeping.memory)
+            });
             keeping.thread.end(last);
         }
     }
 
     /// The position on which the current state depends, or 0 if everything is durable.
     pub(super) fn newest_undurable(&self) -> u64 {
-        let newest = self.state.newest_position();
+        let newest = self.state.recorder().map_or(0, Recorder::newest);
         let durable = self.keeping.as_ref().map_or(0, |keeping| keeping.durable);
         if newest > durable { newest } else { 0 }
     }
