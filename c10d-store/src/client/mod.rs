@@ -32,7 +32,7 @@ use crate::error::{ErrorContext, Operation, Outcome, StoreError};
 use crate::server::TcpStoreServer;
 use crate::store::StoreHandle;
 use crate::wire::{ANNOUNCEMENT_BYTES_MAX, Opcode, WORKER_COUNT_KEY, capability};
-use call::{Call, Transport};
+use call::Transport;
 pub use closer::Closer;
 use connection::Connection;
 use explain::explain;
@@ -297,27 +297,33 @@ impl TcpStore {
         self.handle.get_anywhere()
     }
 
-    /// Starts a call with these keys and values, after checking the limits.
-    fn call<'c>(
-        &'c self,
-        operation: Operation,
-        keys: &'c [&'c str],
-        values: &[&[u8]],
-    ) -> Result<Call<'c>, StoreError> {
-        let call = Call::new(&self.handle().transport, &self.cancel, operation, keys);
-        call.check_limits(values)?;
-        Ok(call)
-    }
-
-    /// Starts a call without keys.
-    fn call_of(&self, operation: Operation) -> Call<'_> {
-        Call::new(&self.handle().transport, &self.cancel, operation, &[])
-    }
-
     fn check_not_closed(&self) -> Result<(), StoreError> {
         let context = || ErrorContext::new(Operation::Open, [], self.label(), Duration::ZERO);
         let result = self.handle().transport.pool.check_not_closed();
         result.map_err(|error| explain(error, context(), self.timeout()))
+    }
+
+    /// Like [`clone_store`](StoreHandle::clone_store), connected by this deadline.
+    fn clone_by(&self, deadline: Deadline, reconnects: bool) -> Result<Self, StoreError> {
+        let timeout = self.timeout();
+        let mut options = TcpStoreOptions::default()
+            .with_timeout(timeout)
+            .with_limits(self.handle().transport.limits)
+            .with_connect_options(self.handle().connect_options.clone())
+            .with_reply_bytes_max(self.handle().reply_bytes_max)
+            .with_cancel(self.cancel.clone());
+        options.credentials.clone_from(&self.handle().credentials);
+        options.resume = self.handle().resume;
+        options.reconnects = reconnects;
+        options.lookup.clone_from(&self.handle().lookup);
+        let address = self.handle().transport.pool.target().clone();
+        Self::connect_to(
+            self.handle().server_name.clone(),
+            address,
+            &options,
+            deadline,
+            None,
+        )
     }
 
     fn connect_to(

@@ -8,9 +8,8 @@ use std::time::{Duration, Instant};
 use c10d_socket::{Cancel, Deadline};
 
 use super::TcpStore;
-use super::call::{at_least_an_answer, negative_count};
+use super::call::{Call, at_least_an_answer, negative_count};
 use super::connection::{Connection, Follows, Waited};
-use super::options::TcpStoreOptions;
 use super::pool::PoolError;
 use super::queue_take::{LOST_RACE_PAUSE, take_one_by_one};
 use super::waiting::{Repeat, Wait};
@@ -485,30 +484,20 @@ impl StoreHandle for TcpStore {
 }
 
 impl TcpStore {
-    /// Like [`clone_store`](StoreHandle::clone_store), connected by this deadline.
-    pub(super) fn clone_by(
-        &self,
-        deadline: Deadline,
-        reconnects: bool,
-    ) -> Result<Self, StoreError> {
-        let timeout = self.timeout();
-        let mut options = TcpStoreOptions::default()
-            .with_timeout(timeout)
-            .with_limits(self.handle().transport.limits)
-            .with_connect_options(self.handle().connect_options.clone())
-            .with_reply_bytes_max(self.handle().reply_bytes_max)
-            .with_cancel(self.cancel.clone());
-        options.credentials.clone_from(&self.handle().credentials);
-        options.resume = self.handle().resume;
-        options.reconnects = reconnects;
-        options.lookup.clone_from(&self.handle().lookup);
-        let address = self.handle().transport.pool.target().clone();
-        Self::connect_to(
-            self.handle().server_name.clone(),
-            address,
-            &options,
-            deadline,
-            None,
-        )
+    /// Starts a call with these keys and values, after checking the limits.
+    pub(super) fn call<'c>(
+        &'c self,
+        operation: Operation,
+        keys: &'c [&'c str],
+        values: &[&[u8]],
+    ) -> Result<Call<'c>, StoreError> {
+        let call = Call::new(&self.handle().transport, &self.cancel, operation, keys);
+        call.check_limits(values)?;
+        Ok(call)
+    }
+
+    /// Starts a call without keys.
+    pub(super) fn call_of(&self, operation: Operation) -> Call<'_> {
+        Call::new(&self.handle().transport, &self.cancel, operation, &[])
     }
 }
