@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Cancel, Deadline};
+use c10d_socket::Deadline;
 use c10d_store::SessionError;
 use c10d_store::unstable::{Closer, SessionDialer, SessionLink};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
@@ -36,18 +36,15 @@ pub(crate) struct Connector {
     orders: Option<Sender<Order>>,
     outcomes: Receiver<Outcome>,
     closer: Closer,
-    cancel: Cancel,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Connector {
     /// Starts the thread. It wakes `waker` for each outcome.
-    pub(crate) fn start(mut dialer: SessionDialer, waker: Arc<Waker>) -> io::Result<Self> {
+    pub(crate) fn start(dialer: SessionDialer, waker: Arc<Waker>) -> io::Result<Self> {
         let (orders, to_do) = crossbeam_channel::unbounded();
         let (done, outcomes) = crossbeam_channel::unbounded();
         let closer = dialer.closer().clone();
-        let cancel = Cancel::new();
-        dialer.set_cancel(cancel.clone());
         let thread = thread::Builder::new()
             .name("c10d-relay-dial".to_owned())
             .spawn(move || work(dialer, &to_do, &done, &waker))?;
@@ -55,7 +52,6 @@ impl Connector {
             orders: Some(orders),
             outcomes,
             closer,
-            cancel,
             thread: Some(thread),
         })
     }
@@ -69,7 +65,6 @@ impl Connector {
             orders: Some(orders),
             outcomes,
             closer: Closer::default(),
-            cancel: Cancel::new(),
             thread: None,
         };
         (connector, to_do, done)
@@ -93,7 +88,6 @@ impl Drop for Connector {
     fn drop(&mut self) {
         self.orders = None;
         self.closer.close();
-        self.cancel.cancel();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {

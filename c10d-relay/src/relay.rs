@@ -185,8 +185,7 @@ impl Relay {
         running.map_or(0, |running| running.status.connections())
     }
 
-    /// Closes all connections, informs the store, and stops the threads. Blocks for at most 10 s, if the relay is
-    /// just connecting to a host that does not answer.
+    /// Closes all connections, informs the store, and stops the threads. Does not wait for a store that does not answer.
     pub fn shutdown(self) {
         drop(self);
     }

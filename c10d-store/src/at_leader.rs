@@ -72,8 +72,8 @@ pub fn at_leader<T, E: fmt::Display>(
                 search.looked_up(found, Instant::now());
             }
             Step::Try { leader, by } => {
-                let (result, other) = watched(lookup, &leader, by, cancel, |by, cancel| {
-                    attempt(&leader, by, cancel)
+                let (result, other) = with_any([cancel], |ends| {
+                    watched(lookup, &leader, by, ends, |by| attempt(&leader, by, ends))
                 });
                 match result {
                     Ok(reached) => {
@@ -101,18 +101,16 @@ pub fn at_leader<T, E: fmt::Display>(
     }
 }
 
-/// Makes the attempt while the directory is asked beside. Returns the other server for which that has ended it.
+/// Makes the attempt, which `ends` interrupts, while the directory is asked beside. When the directory names another server,
+/// cancels `ends`, and returns that server.
 fn watched<T>(
     lookup: &Arc<dyn Lookup>,
     tried: &Leader,
     by: Deadline,
-    cancel: &Cancel,
-    attempt: impl FnOnce(Deadline, &Cancel) -> T,
+    ends: &Cancel,
+    attempt: impl FnOnce(Deadline) -> T,
 ) -> (T, Option<Leader>) {
-    let (ends, done) = (of_both(cancel), Cancel::new());
-    // Wakes the attempt with the caller's: leaves the waker only, and asks again below.
-    let mut watch = cancel.watch();
-    let _ = watch.ask(|| Waker::from(Arc::new(Wakes(ends.clone()))));
+    let done = Cancel::new();
     let watching = {
         let (lookup, tried) = (Arc::clone(lookup), tried.clone());
         let (ends, done) = (ends.clone(), done.clone());
@@ -136,7 +134,7 @@ fn watched<T>(
         Ok(_) => by,
         Err(_) => by.min(Deadline::after(Instant::now(), LOOKUP_INTERVAL)),
     };
-    let result = attempt(by, &ends);
+    let result = attempt(by);
     if !process.is_this() {
         // A check of the caller's has forked: this child has no such thread.
         mem::forget(watcher);
@@ -149,13 +147,19 @@ fn watched<T>(
     (result, other)
 }
 
-/// A [`Cancel`] that ends calls on its own, and when the caller's does.
-fn of_both(callers: &Cancel) -> Cancel {
-    if callers.is_never() {
-        return Cancel::new();
+/// Makes a call with a [`Cancel`] that ends it when one of `cancels` does. It can also be cancelled itself.
+pub(crate) fn with_any<const N: usize, T>(
+    cancels: [&Cancel; N],
+    call: impl FnOnce(&Cancel) -> T,
+) -> T {
+    let owned = cancels.map(Cancel::clone);
+    let any = Cancel::with_check(move || owned.iter().any(Cancel::is_cancelled));
+    let mut watches = cancels.map(Cancel::watch);
+    for watch in &mut watches {
+        // Leaves the waker only. The call asks.
+        let _ = watch.ask(|| Waker::from(Arc::new(Wakes(any.clone()))));
     }
-    let callers = callers.clone();
-    Cancel::with_check(move || callers.is_cancelled())
+    call(&any)
 }
 
 /// Wakes those that wait on it.

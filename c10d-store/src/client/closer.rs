@@ -3,29 +3,33 @@
 use std::net::Shutdown;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use c10d_socket::Cancel;
 use mio::net::TcpStream;
 
 /// Closes the connection that another thread uses, and any connection that this thread opens later.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Closer {
-    shared: Arc<Mutex<Shared>>,
+    /// Interrupts the thread while it has no connection.
+    closed: Cancel,
+    socket: Arc<Mutex<Option<Arc<TcpStream>>>>,
 }
 
-#[derive(Debug, Default)]
-struct Shared {
-    is_closed: bool,
-    socket: Option<Arc<TcpStream>>,
+impl Default for Closer {
+    fn default() -> Self {
+        Self {
+            closed: Cancel::new(),
+            socket: Arc::default(),
+        }
+    }
 }
 
 impl Closer {
-    /// Closes the current connection and any that the thread opens later; their calls fail immediately. A thread that
-    /// is resolving a name or connecting continues until its deadline. Does not block.
+    /// Closes the current connection and any that the thread opens later, and ends the thread's attempts to connect;
+    /// their calls fail immediately. Does not block.
     pub fn close(&self) {
-        let socket = {
-            let mut shared = self.lock();
-            shared.is_closed = true;
-            shared.socket.take()
-        };
+        // First, so that no connection is watched after this one.
+        self.closed.cancel();
+        let socket = self.lock().take();
         if let Some(socket) = socket
             && let Err(error) = socket.shutdown(Shutdown::Both)
         {
@@ -36,27 +40,32 @@ impl Closer {
     /// Returns whether [`close`](Self::close) was called.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        self.lock().is_closed
+        self.closed.is_cancelled()
+    }
+
+    /// The [`Cancel`] that [`close`](Self::close) cancels.
+    pub(super) const fn closed(&self) -> &Cancel {
+        &self.closed
     }
 
     /// The thread uses this connection from now on. False if it must not.
     #[must_use]
     pub(super) fn watch(&self, socket: &Arc<TcpStream>) -> bool {
-        let mut shared = self.lock();
-        if shared.is_closed {
+        let mut watched = self.lock();
+        if self.is_closed() {
             return false;
         }
-        shared.socket = Some(Arc::clone(socket));
+        *watched = Some(Arc::clone(socket));
         true
     }
 
     /// The thread uses none.
     pub(super) fn forget(&self) {
-        self.lock().socket = None;
+        *self.lock() = None;
     }
 
-    fn lock(&self) -> MutexGuard<'_, Shared> {
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<TcpStream>>> {
         // The code that holds the lock does not panic.
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+        self.socket.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -560,9 +560,13 @@ impl Pool {
                     return Err(PoolError::Connect(error).into());
                 }
                 error if is_first && error.is_transient() && !is_late => {
-                    sleep(delay, [cancel]).map_err(|_| PoolError::Interrupted)?;
+                    // The next attempt finds out why the pause has ended.
+                    let _ = sleep(delay, [cancel, dialer.closer().closed()]);
                 }
                 SessionError::Lost { source, .. } => return Err(Failure::Lost(source).into()),
+                SessionError::Cancelled if let Some(ended) = self.lock().ended.clone() => {
+                    return Err(PoolError::Ended(ended).into());
+                }
                 error @ SessionError::Cancelled => {
                     let source = io::Error::new(io::ErrorKind::ConnectionAborted, error);
                     return Err(Failure::Lost(source).into());

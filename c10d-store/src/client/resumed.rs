@@ -409,7 +409,9 @@ impl Resumed {
                     }
                     let delay = self.backoff.next_delay().min(DELAY_MAX);
                     let left = deadline.min(give_up).remaining(now).unwrap_or(delay);
-                    sleep(delay.min(left), [self.dialer.cancel()])?;
+                    // The next attempt finds out why the pause has ended.
+                    let cancels = [self.dialer.cancel(), self.dialer.closer().closed()];
+                    let _ = sleep(delay.min(left), cancels);
                 }
             }
         }

@@ -14,7 +14,7 @@ use super::closer::Closer;
 use super::link::SessionLink;
 use super::stream::{Stream, is_closed_by_peer};
 use crate::address::{DataLost, Leader, Lookup, StoreAddress};
-use crate::at_leader::{NotReached, at_leader};
+use crate::at_leader::{NotReached, at_leader, with_any};
 use crate::leader_search::LeaderSearch;
 use crate::session::{Hello, Restart, SessionId, StoreId, Welcome};
 use crate::wire::{CAPABILITY_MASK, CAPABILITY_NONCE, Opcode, RequestBuf, capability, read_u32};
@@ -294,7 +294,8 @@ impl SessionDialer {
     }
 
     /// Makes one attempt at a fixed address, or as many as needed at the servers that the directory names. `received`
-    /// is the number of bytes of the session that have arrived here. Blocks until the deadline at most.
+    /// is the number of bytes of the session that have arrived here. Blocks until the deadline at most. The
+    /// [closer](Self::closer) interrupts it.
     ///
     /// # Errors
     /// [`SessionError`]; [`SessionError::is_transient`] returns whether another attempt makes sense.
@@ -303,16 +304,31 @@ impl SessionDialer {
         received: u64,
         deadline: Deadline,
     ) -> Result<SessionLink, SessionError> {
-        let cancel = self.cancel.clone();
+        let (cancel, closer) = (self.cancel.clone(), self.closer.clone());
+        let result = with_any([&cancel, closer.closed()], |ends| {
+            self.connect_until(received, deadline, ends)
+        });
+        match result {
+            Err(_) if closer.is_closed() => Err(SessionError::Cancelled),
+            result => result,
+        }
+    }
+
+    fn connect_until(
+        &mut self,
+        received: u64,
+        deadline: Deadline,
+        cancel: &Cancel,
+    ) -> Result<SessionLink, SessionError> {
         let Some(lookup) = self.lookup.clone() else {
-            return self.attempt(received, deadline, &cancel);
+            return self.attempt(received, deadline, cancel);
         };
         let mut search = std::mem::replace(&mut self.search, LeaderSearch::new(0));
         let result = at_leader(
             &lookup,
             &mut search,
             deadline,
-            &cancel,
+            cancel,
             |leader, by, cancel| {
                 self.turn_to(leader)?;
                 self.attempt(received, by, cancel)
@@ -341,9 +357,6 @@ impl SessionDialer {
         deadline: Deadline,
         cancel: &Cancel,
     ) -> Result<SessionLink, SessionError> {
-        if self.closer.is_closed() {
-            return Err(SessionError::Cancelled);
-        }
         let dialer = Dialer::new(&self.target, &self.connect_options, deadline);
         let socket = dialer.with_cancel(cancel.clone()).connect()?;
         let tls = self.tls.as_ref().map(TlsClient::start).transpose();
@@ -355,25 +368,19 @@ impl SessionDialer {
         }
         let result = self.introduce(&mut stream, received, deadline);
         self.closer.forget();
-        match result {
-            Err(_) if self.closer.is_closed() => Err(SessionError::Cancelled),
-            Err(error) => Err(error),
-            Ok((received_by_server, restart, has_heartbeats)) => {
-                let server = stream.peer_addr().map_err(|error| self.lost(error))?;
-                let (socket, tls, received) =
-                    stream.into_parts().map_err(|error| self.lost(error))?;
-                Ok(SessionLink {
-                    socket,
-                    tls,
-                    received,
-                    server,
-                    received_by_server,
-                    restart,
-                    has_heartbeats,
-                    is_kept: self.carries_over && self.store.has_journal(),
-                })
-            }
-        }
+        let (received_by_server, restart, has_heartbeats) = result?;
+        let server = stream.peer_addr().map_err(|error| self.lost(error))?;
+        let (socket, tls, received) = stream.into_parts().map_err(|error| self.lost(error))?;
+        Ok(SessionLink {
+            socket,
+            tls,
+            received,
+            server,
+            received_by_server,
+            restart,
+            has_heartbeats,
+            is_kept: self.carries_over && self.store.has_journal(),
+        })
     }
 
     /// The handshakes: of TLS, of the store, and of the session.

@@ -11,8 +11,8 @@ use c10d_store::journal::JournalError;
 use c10d_store::unstable::SessionDialer;
 use c10d_store::{
     ConnectOptions, DataLost, HttpConnection, HttpHandler, Leader, Lookup, Opcode, ServerOptions,
-    SessionError, SnapshotError, Store, StoreAddress, StoreExt, TcpStore, TcpStoreOptions,
-    TcpStoreServer,
+    SessionError, SnapshotError, Store, StoreAddress, StoreError, StoreExt, TcpStore,
+    TcpStoreOptions, TcpStoreServer,
 };
 use socket2::{Domain, Socket, Type};
 
@@ -183,8 +183,11 @@ fn the_end_of_a_server_that_stands_by_does_not_wait_for_its_turn() {
     assert_eq!(client(&other).add("n", 1).expect("add"), 1);
 }
 
-/// A server that leads at epoch `LOST` is none: the store has lost data.
+/// A server that leads at one of these epochs is none: the store has lost data, no server leads, or the directory does not
+/// answer.
 const LOST: u64 = u64::MAX;
+const NONE_LEADS: u64 = u64::MAX - 1;
+const NO_ANSWER: u64 = u64::MAX - 2;
 
 /// A directory that names this server as the leader.
 #[derive(Debug)]
@@ -197,12 +200,19 @@ impl Lookup for Fixed {
 
     fn leader(
         &self,
-        _: Deadline,
-        _: &Cancel,
+        deadline: Deadline,
+        cancel: &Cancel,
     ) -> Result<Option<Leader>, Box<dyn std::error::Error + Send + Sync>> {
-        match self.0.lock().expect("no panic").clone() {
-            Leader { epoch: LOST, .. } => Err(DataLost("etcd was restored".to_owned()).into()),
-            leader => Ok(Some(leader)),
+        let leader = self.0.lock().expect("no panic").clone();
+        match leader.epoch {
+            LOST => Err(DataLost("etcd was restored".to_owned()).into()),
+            NONE_LEADS => Ok(None),
+            NO_ANSWER => {
+                let left = deadline.remaining(Instant::now()).unwrap_or(HOUR);
+                c10d_socket::sleep(left, [cancel])?;
+                Ok(None)
+            }
+            _ => Ok(Some(leader)),
         }
     }
 }
@@ -446,7 +456,7 @@ fn a_wait_that_is_ended_keeps_its_link() {
         cancel.cancel();
         let result = waiting.join().expect("no panic");
         assert!(
-            matches!(result, Err(c10d_store::StoreError::Interrupted { .. })),
+            matches!(result, Err(StoreError::Interrupted { .. })),
             "{result:?}"
         );
         wait_until("it waits no more", || server.waiting_count() == 0);
@@ -525,11 +535,52 @@ fn an_attempt_beside_which_the_directory_is_asked_can_be_cancelled() {
         let cancelled_at = Instant::now();
         cancel.cancel();
         let error = opening.join().expect("no panic").expect_err("cancelled");
-        assert!(
-            matches!(error, c10d_store::StoreError::Interrupted { .. }),
-            "{error}"
-        );
+        assert!(matches!(error, StoreError::Interrupted { .. }), "{error}");
         assert!(cancelled_at.elapsed() < WHILE_ATTEMPTED);
+    }
+}
+
+#[test]
+fn a_close_ends_calls_that_look_for_the_leader() {
+    let [(stopped, _stopped), (isolated, _isolated)] = silent_addresses();
+    let refusing = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default());
+    let refusing = leader(&refusing.expect("a free port"), 1).address;
+    for (address, epoch) in [
+        (stopped, 1),
+        (isolated, 1),
+        (refusing.clone(), 1),
+        (refusing.clone(), NONE_LEADS),
+        (refusing, NO_ANSWER),
+    ] {
+        let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default());
+        let server = server.expect("a free port");
+        let lookups = Arc::new(AtomicUsize::new(0));
+        let before = Fixed(Mutex::new(leader(&server, 1)));
+        let directory = Arc::new(Counted(before, Arc::clone(&lookups)));
+        let looked_up = StoreAddress::LookedUp(Arc::clone(&directory) as _);
+        let options = TcpStoreOptions::default().with_timeout(3 * WHILE_ATTEMPTED);
+        let store = TcpStore::open_at(&looked_up, options).expect("it serves");
+        // Keeps its connection, so that the other call opens one.
+        let waits = store.clone();
+        let waiting = std::thread::spawn(move || waits.wait(&["one", "two"]));
+        wait_until("it waits", || server.waiting_count() == 1);
+        let before = lookups.load(Ordering::Relaxed);
+        *directory.0.0.lock().expect("no panic") = Leader { address, epoch };
+        drop(server);
+        let checks = store.clone();
+        let checking = std::thread::spawn(move || checks.check(&["one"]).map(drop));
+        wait_until("both look", || {
+            lookups.load(Ordering::Relaxed) >= before + 2
+        });
+        // They have begun an attempt or a pause, if the directory answers.
+        std::thread::sleep(Duration::from_millis(50));
+        let closed_at = Instant::now();
+        store.close();
+        for call in [waiting, checking] {
+            let error = call.join().expect("no panic").expect_err("it is closed");
+            assert!(matches!(error, StoreError::Closed { .. }), "{error}");
+        }
+        assert!(closed_at.elapsed() < WHILE_ATTEMPTED, "{epoch}");
     }
 }
 
