@@ -4,6 +4,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -36,22 +37,27 @@ pub(crate) struct Connector {
     orders: Option<Sender<Order>>,
     outcomes: Receiver<Outcome>,
     closer: Closer,
+    /// See [`is_refused`](Self::is_refused).
+    is_refused: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Connector {
-    /// Starts the thread. It wakes `waker` for each outcome.
+    /// Starts the thread. It wakes `waker` for each outcome, and when the store's machine begins to refuse connections.
     pub(crate) fn start(dialer: SessionDialer, waker: Arc<Waker>) -> io::Result<Self> {
         let (orders, to_do) = crossbeam_channel::unbounded();
         let (done, outcomes) = crossbeam_channel::unbounded();
         let closer = dialer.closer().clone();
+        let is_refused = Arc::new(AtomicBool::new(false));
+        let refused = Arc::clone(&is_refused);
         let thread = thread::Builder::new()
             .name("c10d-relay-dial".to_owned())
-            .spawn(move || work(dialer, &to_do, &done, &waker))?;
+            .spawn(move || work(dialer, &to_do, &done, &waker, &refused))?;
         Ok(Self {
             orders: Some(orders),
             outcomes,
             closer,
+            is_refused,
             thread: Some(thread),
         })
     }
@@ -65,6 +71,7 @@ impl Connector {
             orders: Some(orders),
             outcomes,
             closer: Closer::default(),
+            is_refused: Arc::default(),
             thread: None,
         };
         (connector, to_do, done)
@@ -81,6 +88,12 @@ impl Connector {
     /// The outcome of an order, if it is there.
     pub(crate) fn outcome(&self) -> Option<Outcome> {
         self.outcomes.try_recv().ok()
+    }
+
+    /// Whether the last attempt of the present order was refused: the store's process has exited. Never with a directory,
+    /// because another process may take over.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.is_refused.load(Ordering::Acquire)
     }
 }
 
@@ -101,7 +114,18 @@ fn work(
     orders: &Receiver<Order>,
     outcomes: &Sender<Outcome>,
     waker: &Waker,
+    is_refused: &AtomicBool,
 ) {
+    let wake = || {
+        if let Err(error) = waker.wake() {
+            log::error!("the relay cannot be woken: {error}");
+        }
+    };
+    let report = |has_ended| {
+        if is_refused.swap(has_ended, Ordering::AcqRel) != has_ended {
+            wake();
+        }
+    };
     while let Ok(order) = orders.recv() {
         let received = order.received.unwrap_or_else(|| {
             dialer.start_anew();
@@ -110,24 +134,23 @@ fn work(
         if order.received.is_some() {
             dialer.set_position(order.position);
         }
-        let Some(outcome) = connect(&mut dialer, received, &order, orders) else {
+        let Some(outcome) = connect(&mut dialer, received, &order, orders, report) else {
             return;
         };
         if outcomes.send(outcome).is_err() {
             return;
         }
-        if let Err(error) = waker.wake() {
-            log::error!("the relay cannot be woken: {error}");
-        }
+        wake();
     }
 }
 
-/// Tries until the time is over; `None` if the relay stops.
+/// Tries until the time is over; `None` if the relay stops. Reports after each attempt whether the store has exited.
 fn connect(
     dialer: &mut SessionDialer,
     received: u64,
     order: &Order,
     orders: &Receiver<Order>,
+    report: impl Fn(bool),
 ) -> Option<Outcome> {
     let give_up_at = order.give_up_at;
     let refused_timeout = order.received.map(|_| order.refused_timeout);
@@ -135,7 +158,10 @@ fn connect(
     loop {
         let attempt = dialer.attempt_by(Deadline::at(give_up_at));
         let error = match dialer.connect(received, attempt) {
-            Ok(link) => return Some(Ok(link)),
+            Ok(link) => {
+                report(false);
+                return Some(Ok(link));
+            }
             Err(SessionError::Cancelled) => return None,
             Err(error) => error,
         };
@@ -144,6 +170,7 @@ fn connect(
         }
         // With a directory, another process may take over if the machine of the leader refuses connections.
         let has_ended = is_refused(&error) && !dialer.is_following();
+        report(has_ended);
         let again_at = match patience.on_failure(has_ended, Instant::now()) {
             Decision::Retry(again_at) => again_at,
             Decision::GiveUp => return Some(Err(error)),

@@ -88,6 +88,11 @@ impl Hub {
         &mut self.session.stream
     }
 
+    /// Whether another process may continue the session, from a journal.
+    pub(crate) const fn is_kept(&self) -> bool {
+        self.session.is_kept
+    }
+
     /// The session continues with the same server, which keeps it in its journal or does not, and learns how long ranks have
     /// waited.
     pub(crate) fn go_on(&mut self, is_kept: bool, now: Instant) {

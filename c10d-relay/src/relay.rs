@@ -191,8 +191,8 @@ impl Relay {
     }
 
     /// Like [`shutdown`](Self::shutdown), but stops only when the ranks have closed their connections and the store
-    /// has carried out all their requests, or at the deadline, because PyTorch's clients do not wait for an answer to
-    /// SET. Blocks for that time.
+    /// has carried out all their requests, when a store without a journal has exited, or at the deadline, because PyTorch's
+    /// clients do not wait for an answer to SET. Blocks for that time.
     pub fn finish(self, deadline: Deadline) {
         if let Some(running) = self.running.into_inner() {
             running.finish(deadline);

@@ -249,11 +249,13 @@ impl EventLoop {
         }
     }
 
-    /// Whether the relay is to end, and the store has got everything, or there is no time left.
+    /// Whether the relay is to end, and the store has got everything or nothing more can reach it, or there is no time left.
     pub(super) fn is_finished(&self) -> bool {
         self.finishing.is_some_and(|(by, was_told)| {
             let has_ended = self.hub.is_ended() || !self.has_session && !self.is_connecting;
-            by.has_passed(Instant::now()) || was_told && has_ended
+            // Whoever is at the address later does not have the session.
+            let is_lost = self.is_connecting && self.connector.is_refused() && !self.hub.is_kept();
+            by.has_passed(Instant::now()) || is_lost || was_told && has_ended
         })
     }
 

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use c10d_relay::{RelayError, RelayOptions};
 use c10d_store::unstable::{CAPABILITY_NONCE, capability};
@@ -38,6 +38,31 @@ fn a_relay_says_that_the_store_has_no_room_for_its_session() {
         other => panic!("{other:?}"),
     }
     store.join().expect("no panic");
+}
+
+/// A session without a journal cannot continue with another process.
+#[test]
+fn the_end_of_a_relay_does_not_wait_for_a_store_that_has_exited() {
+    for exits_first in [true, false] {
+        let server = server();
+        let relay = relay_to(server.local_addr().port(), RelayOptions::default());
+        let rank = rank_of(&relay);
+        rank.set("k", b"v").expect("set");
+        let waiting = thread::spawn(move || rank.get("never"));
+        wait_until("it waits", || server.waiting_count() == 1);
+        let started = Instant::now();
+        let finishing = if exits_first {
+            server.shutdown();
+            thread::spawn(move || relay.finish(soon()))
+        } else {
+            let finishing = thread::spawn(move || relay.finish(soon()));
+            server.shutdown();
+            finishing
+        };
+        finishing.join().expect("no panic");
+        waiting.join().expect("no panic").expect_err("no relay");
+        assert!(started.elapsed() < Duration::from_secs(10));
+    }
 }
 
 #[test]
