@@ -113,26 +113,6 @@ fn new_files_have_the_mode_of_pytorch() {
     assert_eq!(mode & 0o600, 0o600);
 }
 
-#[test]
-fn stores_on_one_file_see_each_others_writes() {
-    let (_folder, path) = store_path();
-    let a = FileStore::open(&path, Some(2)).unwrap();
-    let b = FileStore::open(&path, Some(2)).unwrap();
-    a.set("k", b"1").unwrap();
-    assert_eq!(b.get("k").unwrap(), b"1");
-    b.set("k", b"2").unwrap();
-    assert_eq!(a.get("k").unwrap(), b"2");
-    assert!(b.delete_key("k").unwrap());
-    assert!(!a.check(&["k"]).unwrap());
-    assert_eq!(a.add("n", 1).unwrap(), 1);
-    assert_eq!(b.add("n", 1).unwrap(), 2);
-    // "n" and "refcount/". The first close adds "cleanup/".
-    assert_eq!(a.num_keys().unwrap(), 2);
-    drop(b);
-    assert_eq!(a.num_keys().unwrap(), 3);
-    assert_eq!(a.list_keys().unwrap(), ["n"]);
-}
-
 /// docs/spec/file-store.md, Reference counting: the last store to close removes the file.
 #[test]
 fn the_file_is_removed_when_all_have_closed() {
@@ -180,17 +160,6 @@ fn the_file_is_removed_when_all_have_closed() {
     assert!(!path.exists());
 }
 
-#[test]
-fn the_file_of_an_earlier_run_is_read() {
-    let (_folder, path) = store_path();
-    FileStore::open(&path, None)
-        .unwrap()
-        .set("k", b"1")
-        .unwrap();
-    let store = FileStore::open(&path, None).unwrap();
-    assert_eq!(store.get("k").unwrap(), b"1");
-}
-
 /// A writer died after writing part of a record. Readers ignore that part and do not hang, and the next
 /// writer removes it.
 #[test]
@@ -225,68 +194,6 @@ fn a_torn_record_is_ignored_and_removed_by_the_next_writer() {
         let reopened = [repaired, record("refcount/", b"2")].concat();
         assert_eq!(fs::read(&path).unwrap(), reopened, "cut at {cut}");
         assert_eq!(opened.get("next").unwrap(), b"2");
-    }
-}
-
-/// A store on a log that is cut at any byte holds the records before the cut.
-#[test]
-fn a_truncated_file_holds_its_complete_records() {
-    let records = [
-        record("refcount/", b"1"),
-        record("/a", b"1"),
-        record("/b", b""),
-        record("-/a", b""),
-        record("cleanup/", b"1"),
-        record("/-c", &[0xff; 300]),
-    ];
-    let log = records.concat();
-    for cut in 0..=log.len() {
-        let (_folder, path) = store_path();
-        fs::write(&path, &log[..cut]).unwrap();
-        let store = FileStore::open(&path, None).unwrap();
-        let mut end = 0;
-        let complete = records
-            .iter()
-            .take_while(|record| {
-                end += record.len();
-                end <= cut
-            })
-            .count();
-        assert_eq!(
-            store.check(&["a"]).unwrap(),
-            (2..4).contains(&complete),
-            "cut at {cut}"
-        );
-        assert_eq!(store.check(&["b"]).unwrap(), complete >= 3, "cut at {cut}");
-        assert_eq!(store.check(&["-c"]).unwrap(), complete >= 6, "cut at {cut}");
-        store.set("new", b"1").unwrap();
-        assert_eq!(
-            FileStore::open(&path, None).unwrap().get("new").unwrap(),
-            b"1"
-        );
-    }
-}
-
-/// A record whose length exceeds the file is a torn record. Its length reserves no memory.
-#[test]
-fn a_length_beyond_the_end_is_a_torn_record() {
-    let tails: [&[u8]; 4] = [
-        b"\xff\xff\xff\xff/k",
-        b"\x02\0\0\0/k\xff\xff\xff\xff",
-        b"\x02\0\0\0/k\xff\xff\xff\x7fvalue",
-        b"\xff\xff\xff\x7f-/k",
-    ];
-    for tail in tails {
-        let (_folder, path) = store_path();
-        let store = FileStore::open(&path, None).unwrap();
-        append_to_file(&path, tail);
-        assert!(!store.check(&["k"]).unwrap(), "{}", tail.escape_ascii());
-        store.set("k", b"1").unwrap();
-        assert_eq!(store.get("k").unwrap(), b"1");
-        assert_eq!(
-            fs::read(&path).unwrap(),
-            [record("refcount/", b"1"), record("/k", b"1")].concat()
-        );
     }
 }
 

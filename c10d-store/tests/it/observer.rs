@@ -16,7 +16,6 @@ use c10d_store::{
 };
 
 use crate::raw::{LONG, Raw, wait_until};
-use crate::without_extensions::WithoutExtensions;
 
 fn serve(options: ServerOptions) -> TcpStoreServer {
     TcpStoreServer::bind("127.0.0.1:0", options).expect("a free port")
@@ -344,21 +343,6 @@ fn an_announcement_beyond_the_limit_is_refused() {
     assert_eq!(peer.read_to_close(), b"");
     let snapshot = snapshot(&server);
     assert_eq!(snapshot.counters.closed_by_refusal, 1);
-}
-
-/// docs/spec/wire-extensions.md, CAPABILITY 4: PyTorch's servers close the connection on an unknown command.
-#[test]
-fn nothing_is_announced_to_a_server_without_the_capability() {
-    let server = serve(ServerOptions::default());
-    let proxy = WithoutExtensions::in_front_of(server.local_addr());
-    let store = TcpStore::connect("127.0.0.1", proxy.port()).expect("the proxy is there");
-    assert!(!store.announce(b"anything").expect("nothing is sent"));
-    store.set("still", b"open").expect("served");
-    store.check(&[]).expect("served");
-    let snapshot = snapshot(&server);
-    assert_eq!(snapshot.announcements, []);
-    drop(store);
-    drop(proxy);
 }
 
 /// The capabilities belong to a connection: a different server may listen at the same address later.

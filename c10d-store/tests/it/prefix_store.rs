@@ -3,17 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use c10d_store::{
-    FileStore, HashStore, Known, PrefixStore, Store, StoreError, StoreExt, StoreHandle,
-};
+use c10d_store::{HashStore, Known, PrefixStore, Store, StoreError, StoreExt, StoreHandle};
 
 use crate::store_contract::{self, Features};
-
-#[test]
-fn store_contract_holds_over_a_hash_store() {
-    let make = || -> Arc<dyn Store> { Arc::new(PrefixStore::new("p", Arc::new(HashStore::new()))) };
-    store_contract::all(&make, Features::LOCAL);
-}
 
 #[test]
 fn store_contract_holds_over_a_shared_store_and_nested() {
@@ -25,25 +17,6 @@ fn store_contract_holds_over_a_shared_store_and_nested() {
         ))
     };
     store_contract::all(&make, Features::LOCAL);
-}
-
-#[test]
-fn store_contract_holds_over_a_file_store() {
-    let folder = tempfile::tempdir().unwrap();
-    let files = std::cell::Cell::new(0);
-    let make = || -> Arc<dyn Store> {
-        files.set(files.get() + 1);
-        let path = folder.path().join(files.get().to_string());
-        Arc::new(PrefixStore::new(
-            "p",
-            Arc::new(FileStore::open(path, None).unwrap()),
-        ))
-    };
-    let features = Features {
-        queues: false,
-        ..Features::LOCAL
-    };
-    store_contract::all(&make, features);
 }
 
 #[test]
@@ -167,15 +140,4 @@ fn the_barrier_writes_the_keys_of_pytorch() {
     assert_eq!(keys, ["p/b/last_member", "p/b/num_members"]);
     assert_eq!(base.get("p/b/num_members").unwrap(), b"1");
     assert_eq!(base.get("p/b/last_member").unwrap(), b"1");
-}
-
-#[test]
-fn a_clone_wraps_a_clone() {
-    let base = Arc::new(HashStore::new());
-    let store = PrefixStore::new("p", base.clone());
-    let clone = store.clone_store().unwrap();
-    clone.set("k", b"1").unwrap();
-    assert_eq!(base.get("p/k").unwrap(), b"1");
-    clone.set_timeout(Some(Duration::ZERO));
-    assert_ne!(store.timeout(), Some(Duration::ZERO));
 }

@@ -94,16 +94,6 @@ fn long_values_and_many_threads_pass_through_one_connection() {
 }
 
 #[test]
-fn a_clone_has_the_same_secret() {
-    let secret = secret();
-    let server = serve(&secret);
-    let store = client(&server, &secret);
-    let clone = store.clone_store().expect("a second connection");
-    clone.set("k", b"v").expect("set");
-    assert_eq!(store.get("k").expect("a value"), b"v");
-}
-
-#[test]
 fn another_secret_fails_at_once() {
     log_lines::record();
     let server = serve(&secret());

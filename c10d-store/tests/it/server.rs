@@ -12,7 +12,6 @@ use c10d_store::unstable::RequestBuf;
 use c10d_store::{
     Known, ServerOptions, StoreExt, TcpStore, TcpStoreOptions, TcpStoreServer, WireLimits,
 };
-use serde_json::Value as Json;
 
 fn serve(options: ServerOptions) -> TcpStoreServer {
     TcpStoreServer::bind("127.0.0.1:0", options).expect("a free port")
@@ -46,55 +45,6 @@ fn assert_served(server: &TcpStoreServer, value: &[u8]) {
         request.opcode(Opcode::Get).raw_key(b"k");
     });
     observer.expect(&blob(value));
-}
-
-// --- the golden vectors over TCP -------------------------------------------------------------
-
-fn bytes(hex: &Json) -> Vec<u8> {
-    let hex = hex.as_str().expect("hex text");
-    (0..hex.len())
-        .step_by(2)
-        .map(|at| u8::from_str_radix(&hex[at..at + 2], 16).expect("hex digits"))
-        .collect()
-}
-
-#[test]
-fn golden_vectors_of_one_connection_hold_over_tcp() {
-    for line in c10d_conform::cases::SINGLE.lines() {
-        let vector: Json = serde_json::from_str(line).expect("a line of JSON");
-        let server = serve(ServerOptions::default());
-        let handshake = vector["handshake"].as_bool().unwrap_or(true);
-        let mut peer = if handshake {
-            Raw::with_handshake(server.local_addr())
-        } else {
-            Raw::connect(server.local_addr())
-        };
-        for setup in vector["setup"].as_array().into_iter().flatten() {
-            peer.send(&bytes(setup));
-        }
-        let request = bytes(&vector["request_hex"]);
-        let mut from = 0;
-        for cut in vector["split"].as_array().into_iter().flatten() {
-            let to = cut.as_u64().expect("an offset") as usize;
-            peer.send(&request[from..to]);
-            from = to;
-        }
-        if vector["split"] == "bytes" {
-            for byte in &request {
-                peer.send(&[*byte]);
-            }
-        } else {
-            peer.send(&request[from..]);
-        }
-        let want = bytes(&vector["response_hex"]);
-        let name = &vector["name"];
-        if vector["closes"].as_bool().unwrap_or(false) {
-            assert_eq!(peer.read_to_close(), want, "{name}");
-        } else {
-            assert_eq!(peer.read(want.len()), want, "{name}");
-            peer.fence();
-        }
-    }
 }
 
 // --- limits ----------------------------------------------------------------------------------
@@ -552,59 +502,6 @@ fn wait_change_reports_only_a_change_of_the_known_part() {
     waiter.fence();
 }
 
-/// docs/spec/wire-extensions.md, WAIT_CHANGE 5, and the race of docs/spec/wire.md, section 5.6.
-#[test]
-fn wait_change_is_cancelled_and_replaced_like_wait() {
-    let server = serve(ServerOptions::default());
-    let (mut waiter, mut writer) = (
-        Raw::with_handshake(server.local_addr()),
-        Raw::with_handshake(server.local_addr()),
-    );
-    set(&mut writer, b"1");
-    writer.fence();
-
-    wait_change(&mut waiter, Known::whole(b"1"));
-    waiter.send(&[0x0c]);
-    waiter.expect(&[1]);
-    set(&mut writer, b"2");
-    writer.fence();
-    waiter.fence();
-
-    // The change crosses the cancel.
-    wait_change(&mut waiter, Known::whole(b"2"));
-    waiter.fence();
-    set(&mut writer, b"3");
-    writer.fence();
-    waiter.send(&[0x0c]);
-    waiter.expect(&changed(b"3"));
-    waiter.expect(&[1]);
-
-    // Another WAIT_CHANGE replaces it, and so does a WAIT.
-    wait_change(&mut waiter, Known::whole(b"3"));
-    wait_change(&mut waiter, Known::part(b"3", 0..0));
-    waiter.fence();
-    set(&mut writer, b"4");
-    writer.fence();
-    waiter.fence();
-    waiter.request(|r| {
-        r.opcode(Opcode::Wait).count(1).raw_key(b"/later");
-    });
-    waiter.fence();
-    set(&mut writer, b"");
-    writer.request(|r| {
-        r.opcode(Opcode::Set).raw_key(b"/later").value(b"");
-    });
-    waiter.expect(&[0]);
-    waiter.fence();
-
-    // A disconnect removes it, and the next write works.
-    wait_change(&mut waiter, Known::whole(b""));
-    waiter.fence();
-    drop(waiter);
-    set(&mut writer, b"5");
-    writer.fence();
-}
-
 /// All replies share the stored value. With a copy each, the connections would exceed the limit on
 /// unsent bytes and be closed.
 #[test]
@@ -663,14 +560,6 @@ fn shutdown_disconnects_blocked_clients_and_frees_the_port() {
 }
 
 #[test]
-fn dropping_a_server_stops_it() {
-    let server = serve(ServerOptions::default());
-    let mut peer = Raw::with_handshake(server.local_addr());
-    drop(server);
-    assert_eq!(peer.read_to_close(), b"");
-}
-
-#[test]
 fn one_store_can_be_served_on_several_addresses() {
     let options = c10d_socket::ListenOptions::default().with_host("localhost");
     let listeners = c10d_socket::listen(&options).expect("a free port");
@@ -710,16 +599,4 @@ fn a_flood_of_refusals_is_logged_in_a_few_lines() {
     // The flood may take longer than one interval.
     assert!((1..=CONNECTIONS / 10).contains(&logged), "{logged} lines");
     wait_until("they are gone", || server.connection_count() == 0);
-}
-
-#[test]
-fn the_connection_count_is_zero_after_the_last_disconnect() {
-    let server = serve(ServerOptions::default());
-    assert_eq!(server.connection_count(), 0);
-    let peer = Raw::with_handshake(server.local_addr());
-    let other = Raw::with_handshake(server.local_addr());
-    assert_eq!(server.connection_count(), 2);
-    drop(peer);
-    drop(other);
-    wait_until("no connection is left", || server.connection_count() == 0);
 }

@@ -978,7 +978,10 @@ fn the_default_timeout_can_be_set(store: &Arc<dyn Store>, _: Features) {
     ] {
         store.set_timeout(timeout);
         assert_eq!(store.timeout(), timeout);
-        assert_eq!(clone_of(store).timeout(), timeout);
+        let clone = clone_of(store);
+        assert_eq!(clone.timeout(), timeout);
+        clone.set_timeout(Some(LONG));
+        assert_eq!(store.timeout(), timeout);
     }
 }
 

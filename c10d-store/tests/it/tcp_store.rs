@@ -43,24 +43,6 @@ fn store_contract_holds() {
     store_contract::all(&make, TCP);
 }
 
-#[test]
-fn store_contract_holds_under_a_prefix() {
-    let make = || -> Arc<dyn Store> {
-        let options = TcpStoreOptions::default().with_master(true);
-        let store = TcpStore::open("127.0.0.1", 0, options).expect("a free port");
-        Arc::new(PrefixStore::new(
-            "outer",
-            Arc::new(PrefixStore::new("inner", Arc::new(store))),
-        ))
-    };
-    // A prefix store uses the generic barrier.
-    let features = Features {
-        refuses_empty_barrier: true,
-        ..TCP
-    };
-    store_contract::all(&make, features);
-}
-
 /// PyTorch's server has no extensions, and the client works without them.
 #[test]
 fn store_contract_holds_without_extensions() {
@@ -85,20 +67,6 @@ fn store_contract_holds_without_extensions() {
 // --- waiting ---------------------------------------------------------------------------------
 
 #[test]
-fn multi_get_waits_for_a_late_key() {
-    let server = serve();
-    let (waiter, setter) = (client(&server), client(&server));
-    setter.set("early", b"1").unwrap();
-    let waiting = thread::spawn(move || waiter.multi_get(&["early", "late"]));
-    wait_until("the wait has arrived", || server.waiting_count() == 1);
-    setter.set("late", b"2").unwrap();
-    assert_eq!(
-        waiting.join().unwrap().unwrap(),
-        [b"1".to_vec(), b"2".to_vec()]
-    );
-}
-
-#[test]
 fn a_timeout_names_the_missing_key_and_leaves_the_store_usable() {
     let server = serve();
     let store = client(&server);
@@ -119,75 +87,21 @@ fn a_timeout_names_the_missing_key_and_leaves_the_store_usable() {
         assert_eq!(store.get("present").unwrap(), b"1");
     }
     store.set_timeout(Some(ms(20)));
-    assert!(store.get("absent").unwrap_err().is_timeout());
-    assert!(store.queue_pop("absent").unwrap_err().is_timeout());
-    assert!(
-        store
-            .multi_get(&["present", "absent"])
-            .unwrap_err()
-            .is_timeout()
-    );
+    for (error, text) in [
+        (
+            store.get("absent").unwrap_err(),
+            "timed out after 0.020s: the key does not exist",
+        ),
+        (
+            store.barrier("start", 3).unwrap_err(),
+            ": 1 of 3 workers arrived",
+        ),
+    ] {
+        assert!(error.to_string().contains(text), "{error}");
+        assert!(error.is_timeout(), "{error}");
+    }
     store.set("absent", b"2").unwrap();
     assert_eq!(store.get("absent").unwrap(), b"2");
-}
-
-#[test]
-fn a_zero_timeout_checks_once_without_waiting() {
-    let server = serve();
-    let store = client(&server);
-    store.set("present", b"1").unwrap();
-    store
-        .wait_timeout(&["present"], Some(Duration::ZERO))
-        .unwrap();
-    assert!(
-        store
-            .wait_timeout(&["absent"], Some(Duration::ZERO))
-            .unwrap_err()
-            .is_timeout()
-    );
-    store.set_timeout(Some(Duration::ZERO));
-    assert_eq!(store.get("present").unwrap(), b"1");
-    assert_eq!(store.add("counter", 1).unwrap(), 1);
-}
-
-#[test]
-fn a_barrier_timeout_reports_how_many_workers_arrived() {
-    let server = serve();
-    let store = client(&server);
-    let error = store.barrier_timeout("start", 3, Some(ms(20))).unwrap_err();
-    assert!(
-        error.to_string().contains(": 1 of 3 workers arrived"),
-        "{error}"
-    );
-    assert!(error.has_unknown_outcome() && error.is_timeout());
-}
-
-#[test]
-fn other_threads_use_the_store_while_one_waits() {
-    let server = serve();
-    let store = Arc::new(client(&server));
-    let waiting = {
-        let store = Arc::clone(&store);
-        thread::spawn(move || store.get("late"))
-    };
-    wait_until("the wait has arrived", || server.waiting_count() == 1);
-    assert_eq!(server.connection_count(), 1);
-    // Only the second arrival at the barrier needs another connection.
-    let started = Instant::now();
-    for round in 1..=50 {
-        store.set("k", b"v").unwrap();
-        assert_eq!(store.get("k").unwrap(), b"v", "round {round}");
-        assert_eq!(store.add("n", 1).unwrap(), round);
-    }
-    let second = {
-        let store = Arc::clone(&store);
-        thread::spawn(move || store.barrier("b", 2))
-    };
-    store.barrier("b", 2).unwrap();
-    second.join().unwrap().unwrap();
-    assert!(started.elapsed() < LONG);
-    store.set("late", b"x").unwrap();
-    assert_eq!(waiting.join().unwrap().unwrap(), b"x");
 }
 
 /// A thread sees its own writes, whichever connections its calls use.
@@ -306,42 +220,6 @@ fn replies_stay_in_order_after_the_cancel_race() {
     );
 }
 
-/// The same race with WAIT_CHANGE, whose reply also holds a value.
-#[test]
-fn replies_stay_in_order_after_the_cancel_race_of_wait_change() {
-    let server = serve();
-    let (waiter, setter) = (client(&server), client(&server));
-    let mut known = b"0".to_vec();
-    setter.set("k", &known).unwrap();
-    setter.ping().unwrap();
-    let mut race = Race::new();
-    while let Some(round) = race.next_round() {
-        let next = round.to_string().into_bytes();
-        let result = thread::scope(|scope| {
-            scope.spawn(|| {
-                race.pause_before_write();
-                setter.set("k", &next).unwrap();
-                setter.ping().unwrap();
-            });
-            race.pause_before_wait();
-            waiter.wait_change("k", Known::whole(&known), Some(Race::TIMEOUT))
-        });
-        match &result {
-            Ok(seen) => assert_eq!(*seen, next),
-            Err(error) => assert!(error.is_timeout(), "round {round}: {error}"),
-        }
-        // The next reply is right only if the wait read exactly its own bytes.
-        assert_eq!(waiter.add("step", 1).unwrap(), round as i64);
-        race.finish_round(result.is_ok());
-        known = next;
-    }
-    assert_eq!(
-        server.connection_count(),
-        2,
-        "both clients keep their connection"
-    );
-}
-
 // --- add on a value that is not a number ---------------------------------------------------------
 
 /// docs/spec/wire-extensions.md, TRY_ADD 2: the server replies and keeps the connection open.
@@ -424,31 +302,6 @@ fn barrier_on_text_is_an_error_of_this_call_only() {
             observer.delete_key(key).unwrap();
         }
     }
-}
-
-/// The call that searches for the reason of the closed connection finds that the server has stopped.
-#[test]
-fn a_barrier_fails_with_its_server() {
-    let server = serve();
-    let address = server.local_addr();
-    let store = Arc::new(open(address.port(), LONG));
-    let waiting = {
-        let store = Arc::clone(&store);
-        thread::spawn(move || store.barrier("meet", 2))
-    };
-    wait_until("the barrier waits", || server.waiting_count() == 1);
-    server.shutdown();
-    let error = waiting.join().unwrap().unwrap_err();
-    assert!(
-        matches!(error, StoreError::ConnectionLost { .. }),
-        "{error}"
-    );
-    assert!(error.has_unknown_outcome());
-    let error = store.set("k", b"v").unwrap_err();
-    assert!(
-        matches!(error, StoreError::ConnectionLost { .. }),
-        "{error}"
-    );
 }
 
 /// A new server at the address of a stopped one is another, empty store.
@@ -729,99 +582,44 @@ fn in_time<T>(mut round: impl FnMut() -> Result<T, StoreError>) -> Result<T, Sto
 /// Forces the race of docs/spec/wire.md, 5.6: the server has sent the wakeup when the cancel arrives.
 #[test]
 fn a_wakeup_that_crosses_the_cancel_ends_the_wait() {
-    let waited = in_time(|| {
-        let (port, serving) = scripted_server(ECHO, |mut stream| {
-            expect(&mut stream, &request_for_k(6));
-            expect(&mut stream, &[12]);
-            stream.write_all(&[0, 1]).unwrap();
-            expect(&mut stream, &[7]);
-            stream.write_all(&[5, 0, 0, 0, 0, 0, 0, 0]).unwrap();
-        });
-        let store = open(port, LONG);
-        let waited = store.wait_timeout(&["k"], Some(ms(20)));
-        assert_eq!(
-            store.num_keys().unwrap(),
-            5,
-            "later replies match their requests"
-        );
-        serving.join().unwrap();
-        waited
-    });
-    waited.unwrap();
-
-    let got = in_time(|| {
-        let (port, serving) = scripted_server(WAIT_GET, |mut stream| {
-            expect(&mut stream, &request_for_k(0x80));
-            expect(&mut stream, &[12]);
-            stream
-                .write_all(&[0, 1, 0, 0, 0, 0, 0, 0, 0, b'v', 1])
-                .unwrap();
-            expect(&mut stream, &[7]);
-            stream.write_all(&[5, 0, 0, 0, 0, 0, 0, 0]).unwrap();
-        });
-        let store = open(port, LONG);
-        store.set_timeout(Some(ms(20)));
-        let got = store.get("k");
-        store.set_timeout(Some(LONG));
-        assert_eq!(
-            store.num_keys().unwrap(),
-            5,
-            "later replies match their requests"
-        );
-        serving.join().unwrap();
-        got
-    });
-    assert_eq!(got.unwrap(), b"v");
-
-    let seen = in_time(|| {
-        let (port, serving) = scripted_server(WAIT_CHANGE, |mut stream| {
-            expect(&mut stream, &request_for_k(0x81));
-            expect(&mut stream, &[0xff; 16]);
-            expect(&mut stream, &[0; 8]);
-            expect(&mut stream, &[12]);
-            stream
-                .write_all(&[0, 1, 0, 0, 0, 0, 0, 0, 0, b'v', 1])
-                .unwrap();
-            expect(&mut stream, &[7]);
-            stream.write_all(&[5, 0, 0, 0, 0, 0, 0, 0]).unwrap();
-        });
-        let store = open(port, LONG);
-        let seen = store.wait_change("k", Known::nothing(), Some(ms(20)));
-        assert_eq!(
-            store.num_keys().unwrap(),
-            5,
-            "later replies match their requests"
-        );
-        serving.join().unwrap();
-        seen
-    });
-    assert_eq!(seen.unwrap(), b"v");
-}
-
-/// The next call reads the late reply to a cancel, on the same connection.
-#[test]
-fn a_late_cancel_reply_does_not_delay_the_timeout() {
-    let (signal, signaled) = std::sync::mpsc::channel::<()>();
-    let (port, serving) = scripted_server(ECHO, move |mut stream| {
-        expect(&mut stream, &request_for_k(6));
-        expect(&mut stream, &[12]);
-        signaled.recv().unwrap();
-        stream.write_all(&[0, 1]).unwrap();
-        expect(&mut stream, &[7]);
-        stream.write_all(&[5, 0, 0, 0, 0, 0, 0, 0]).unwrap();
-    });
-    let store = open(port, LONG);
-    let started = Instant::now();
-    assert!(
-        store
-            .wait_timeout(&["k"], Some(ms(20)))
-            .unwrap_err()
-            .is_timeout()
+    type Row<'a> = (
+        [u8; 4],
+        Vec<u8>,
+        &'a [u8],
+        fn(&TcpStore) -> Result<Vec<u8>, StoreError>,
     );
-    assert!(started.elapsed() < LONG / 2);
-    signal.send(()).unwrap();
-    assert_eq!(store.num_keys().unwrap(), 5);
-    serving.join().unwrap();
+    let value = [0, 1, 0, 0, 0, 0, 0, 0, 0, b'v', 1];
+    let change = [&request_for_k(0x81)[..], &[0xff; 16], &[0; 8]].concat();
+    let table: [Row<'_>; 3] = [
+        (ECHO, request_for_k(6), &[0, 1], |store| {
+            store.wait_timeout(&["k"], ms(20)).map(|()| b"v".to_vec())
+        }),
+        (WAIT_GET, request_for_k(0x80), &value, |store| {
+            store.get_timeout("k", ms(20))
+        }),
+        (WAIT_CHANGE, change, &value, |store| {
+            store.wait_change("k", Known::nothing(), ms(20))
+        }),
+    ];
+    for (capabilities, request, answer, wait) in table {
+        let waited = in_time(|| {
+            let (request, answer) = (request.clone(), answer.to_vec());
+            let (port, serving) = scripted_server(capabilities, move |mut stream| {
+                expect(&mut stream, &request);
+                expect(&mut stream, &[12]);
+                stream.write_all(&answer).unwrap();
+                expect(&mut stream, &[7]);
+                stream.write_all(&[5, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+            });
+            let store = open(port, LONG);
+            let waited = wait(&store);
+            let later = store.num_keys().unwrap();
+            assert_eq!(later, 5, "later replies match their requests");
+            serving.join().unwrap();
+            waited
+        });
+        assert_eq!(waited.unwrap(), b"v");
+    }
 }
 
 #[test]
@@ -1110,18 +908,6 @@ fn a_peer_that_is_not_a_store_is_reported_within_the_timeout() {
 }
 
 #[test]
-fn a_get_timeout_reports_that_the_key_is_missing() {
-    let server = serve();
-    let store = client(&server);
-    store.set_timeout(Some(ms(20)));
-    let text = store.get("absent").unwrap_err().to_string();
-    assert!(
-        text.ends_with("timed out after 0.020s: the key does not exist"),
-        "{text}"
-    );
-}
-
-#[test]
 fn limits_are_checked_before_anything_is_sent() {
     let server = serve();
     let store = client(&server);
@@ -1347,34 +1133,4 @@ fn missing_workers_are_counted_in_the_error() {
         matches!(error, StoreError::InvalidArgument { .. }),
         "{error}"
     );
-}
-
-#[test]
-fn close_fails_calls_in_other_threads() {
-    let server = serve();
-    let store = Arc::new(client(&server));
-    let blocked = {
-        let store = Arc::clone(&store);
-        thread::spawn(move || store.barrier("never", 2))
-    };
-    let observer = client(&server);
-    wait_until("the barrier waits", || server.waiting_count() == 1);
-    store.close();
-    let error = blocked.join().unwrap().unwrap_err();
-    assert!(matches!(error, StoreError::Closed { .. }), "{error}");
-    let error = store.set("k", b"v").unwrap_err();
-    assert!(matches!(error, StoreError::Closed { .. }), "{error}");
-    observer.set("k", b"v").unwrap();
-}
-
-#[test]
-fn a_clone_is_independent() {
-    let server = serve();
-    let store = client(&server);
-    let clone = store.clone_store().unwrap();
-    clone.set_timeout(Some(ms(10)));
-    assert_eq!(store.timeout(), Some(LONG));
-    store.close();
-    clone.set("k", b"v").unwrap();
-    assert_eq!(clone.get("k").unwrap(), b"v");
 }
