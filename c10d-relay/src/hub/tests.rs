@@ -162,6 +162,24 @@ fn cancel() -> Vec<u8> {
     })
 }
 
+fn get() -> Vec<u8> {
+    request(|it| {
+        it.opcode(Opcode::Get).user_key("k");
+    })
+}
+
+fn set(key: &str, value: &[u8]) -> Vec<u8> {
+    request(|it| {
+        it.opcode(Opcode::Set).user_key(key).value(value);
+    })
+}
+
+fn mark() -> Vec<u8> {
+    request(|it| {
+        it.mark();
+    })
+}
+
 fn bytes(clients: &[u32], bytes: Vec<u8>) -> Got {
     Got::Bytes(clients.to_vec(), bytes)
 }
@@ -199,9 +217,7 @@ fn ranks_that_ask_the_same_in_one_turn_share_a_frame_and_keep_their_order() {
 fn a_long_request_waits_for_credit_and_what_follows_waits_with_it() {
     let mut node = Node::with_ranks(2);
     let long = vec![7; CLIENT_WINDOW_BYTES as usize];
-    let set = request(|it| {
-        it.opcode(Opcode::Set).user_key("long").value(&long);
-    });
+    let set = set("long", &long);
     node.send(0, &[set.clone(), add("after")].concat());
     node.send(1, &add("other"));
     let got = node.turn();
@@ -224,9 +240,7 @@ fn a_long_request_waits_for_credit_and_what_follows_waits_with_it() {
 fn a_rank_is_not_read_while_much_of_it_waits() {
     let mut node = Node::with_ranks(1);
     let value = vec![7; 3 * CLIENT_WINDOW_BYTES as usize];
-    let set = request(|it| {
-        it.opcode(Opcode::Set).user_key("long").value(&value);
-    });
+    let set = set("long", &value);
     node.send(0, &set);
     assert!(node.hub.rank(0).expect("open").is_paused);
     node.turn();
@@ -246,9 +260,7 @@ fn a_rank_is_not_read_while_much_of_it_waits() {
 fn what_a_rank_sent_before_it_closed_still_goes_to_the_store() {
     let mut node = Node::with_ranks(1);
     let value = vec![7; CLIENT_WINDOW_BYTES as usize];
-    let set = request(|it| {
-        it.opcode(Opcode::Set).user_key("last").value(&value);
-    });
+    let set = set("last", &value);
     node.send(0, &set);
     node.hub.close(0);
     assert!(node.hub.rank(0).is_none());
@@ -260,15 +272,6 @@ fn what_a_rank_sent_before_it_closed_still_goes_to_the_store() {
         node.turn(),
         [bytes(&[0], set[window..].to_vec()), Got::Close(0)]
     );
-}
-
-#[test]
-fn requests_of_a_turn_come_before_the_close_of_their_rank() {
-    let mut node = Node::with_ranks(2);
-    node.send(0, &add("n"));
-    node.send(1, &add("n"));
-    node.hub.close(0);
-    assert_eq!(node.turn(), [bytes(&[0, 1], add("n")), Got::Close(0)]);
 }
 
 #[test]
@@ -381,10 +384,7 @@ fn a_request_of_a_rank_that_is_gone_is_sent_after_the_reply_it_waits_for() {
 #[test]
 fn credit_is_returned_for_what_ranks_have_read() {
     let mut node = Node::with_ranks(1);
-    let get = request(|it| {
-        it.opcode(Opcode::Get).user_key("k");
-    });
-    node.send(0, &get);
+    node.send(0, &get());
     node.turn();
     let length = CLIENT_WINDOW_BYTES / 2;
     let mut reply = vec![0; 8 + length as usize];
@@ -399,9 +399,7 @@ fn credit_is_returned_for_what_ranks_have_read() {
 fn without_a_link_little_is_kept_and_ranks_are_not_read() {
     let mut node = Node::with_ranks(40);
     let value = vec![7; CLIENT_WINDOW_BYTES as usize - 100];
-    let set = request(|it| {
-        it.opcode(Opcode::Set).user_key("k").value(&value);
-    });
+    let set = set("k", &value);
     for client in 0..40 {
         node.hub.receive(client, &set, node.now).expect("a request");
         node.hub.receive(client, &set, node.now).expect("a request");
@@ -443,12 +441,7 @@ fn ranks_that_do_not_read_stop_the_link_before_they_fill_the_memory() {
     let mut node = Node::with_ranks(count);
     let mut reading = 0;
     while !node.hub.is_full() {
-        node.send(
-            reading,
-            &request(|it| {
-                it.opcode(Opcode::Get).user_key("k");
-            }),
-        );
+        node.send(reading, &get());
         node.turn();
         let mut reply = vec![0; CLIENT_WINDOW_BYTES as usize];
         reply[..8].copy_from_slice(&[0, 0, 0x10, 0, 0, 0, 0, 0]);
@@ -474,10 +467,7 @@ fn frames_that_arrive_at_once_wait_until_ranks_read() {
     let mut reply = vec![0; 8 + 0x3_0000];
     reply[..8].copy_from_slice(&[0, 0, 3, 0, 0, 0, 0, 0]);
     for client in 0..count {
-        let get = request(|it| {
-            it.opcode(Opcode::Get).user_key("k");
-        });
-        node.send(client, &get);
+        node.send(client, &get());
     }
     node.turn();
     for client in 0..count {
@@ -528,12 +518,7 @@ fn an_answer_of_the_relay_returns_no_credit() {
     node.turn();
     node.reply(0, &[1]);
     let length = CLIENT_WINDOW_BYTES / 2 - 8 - 1;
-    node.send(
-        0,
-        &request(|it| {
-            it.opcode(Opcode::Get).user_key("k");
-        }),
-    );
+    node.send(0, &get());
     node.turn();
     let mut reply = vec![0; 8 + length as usize];
     reply[..3].copy_from_slice(&[0xf7, 0xff, 1]);
@@ -547,20 +532,13 @@ fn an_answer_of_the_relay_returns_no_credit() {
 fn a_restarted_store_gets_what_it_has_not_answered() {
     let mut node = Node::with_ranks(5);
     node.hub.session.is_kept = true;
-    let get = request(|it| {
-        it.opcode(Opcode::Get).user_key("k");
-    });
-    let set = request(|it| {
-        it.opcode(Opcode::Set).user_key("k").value(b"v");
-    });
+    let short = set("k", b"v");
     // 0 has a reply of two, 1 nothing, 2 is opaque, 3 has closed its connection, 4 waits for credit.
-    node.send(0, &[add("n"), set.clone(), get.clone()].concat());
+    node.send(0, &[add("n"), short.clone(), get()].concat());
     node.send(2, &[wait("k"), add("n")].concat());
-    node.send(3, &set);
+    node.send(3, &short);
     let long = vec![7; CLIENT_WINDOW_BYTES as usize];
-    let long = request(|it| {
-        it.opcode(Opcode::Set).user_key("long").value(&long);
-    });
+    let long = set("long", &long);
     node.send(4, &long);
     node.hub.close(3);
     node.turn();
@@ -571,9 +549,6 @@ fn a_restarted_store_gets_what_it_has_not_answered() {
     assert_eq!(node.restart(), 1);
     let closing = node.hub.rank(2).expect("open").client.end;
     assert_eq!(closing, Some(ClientEnd::NotCarried(NotCarried::Opaque)));
-    let mark = request(|it| {
-        it.mark();
-    });
     let opened = |client, first| [Got::Open(client), Got::Resume(client, first)];
     assert_eq!(
         node.turn(),
@@ -583,9 +558,9 @@ fn a_restarted_store_gets_what_it_has_not_answered() {
             &opened(3, 1),
             &opened(4, 1),
             &[
-                bytes(&[0], [set.clone(), get].concat()),
+                bytes(&[0], [short.clone(), get()].concat()),
                 bytes(&[1], add("n")),
-                bytes(&[3], [set, mark].concat()),
+                bytes(&[3], [short, mark()].concat()),
                 bytes(&[4], long[..CLIENT_WINDOW_BYTES as usize].to_vec()),
             ],
         ]
@@ -613,10 +588,7 @@ fn a_restarted_store_learns_which_ranks_have_waited() {
     let start = node.now;
     node.send(0, &wait("k"));
     node.send(1, &add("n"));
-    let cancel = request(|it| {
-        it.opcode(Opcode::CancelWait);
-    });
-    node.send(2, &[wait("k"), cancel].concat());
+    node.send(2, &[wait("k"), cancel()].concat());
     node.now = start + 5 * second;
     node.send(3, &wait("k"));
     node.turn();
@@ -692,9 +664,7 @@ fn a_store_that_goes_on_learns_nothing_of_waits_that_began_later() {
     for is_replaced in [false, true] {
         let mut node = Node::with_ranks(1);
         let value = vec![7; CLIENT_WINDOW_BYTES as usize];
-        let set = request(|it| {
-            it.opcode(Opcode::Set).user_key("k").value(&value);
-        });
+        let set = set("k", &value);
         node.send(0, &set);
         node.turn();
         node.deliver();
@@ -724,10 +694,7 @@ fn a_store_that_goes_on_learns_nothing_of_waits_that_began_later() {
 #[test]
 fn replies_from_before_a_restart_return_no_credit() {
     let mut node = Node::with_ranks(1);
-    let get = request(|it| {
-        it.opcode(Opcode::Get).user_key("k");
-    });
-    node.send(0, &get);
+    node.send(0, &get());
     node.turn();
     let mut reply = vec![0; CLIENT_WINDOW_BYTES as usize];
     reply[..3].copy_from_slice(&[0xf8, 0xff, 3]);
@@ -736,7 +703,7 @@ fn replies_from_before_a_restart_return_no_credit() {
     node.turn();
     assert_eq!(node.read(0).len(), reply.len());
     assert_eq!(node.turn(), []);
-    node.send(0, &get);
+    node.send(0, &get());
     node.turn();
     node.reply(0, &reply);
     assert_eq!(node.read(0).len(), reply.len());
@@ -746,9 +713,7 @@ fn replies_from_before_a_restart_return_no_credit() {
 #[test]
 fn a_rank_waits_until_a_store_with_a_journal_has_kept_its_requests() {
     let value = vec![7; 60_000];
-    let set = request(|it| {
-        it.opcode(Opcode::Set).user_key("k").value(&value);
-    });
+    let set = set("k", &value);
     for is_kept in [false, true] {
         let mut node = Node::with_ranks(1);
         node.hub.session.is_kept = is_kept;
@@ -782,12 +747,7 @@ fn a_rank_waits_until_a_store_with_a_journal_has_kept_its_requests() {
 fn a_rank_that_leaves_is_kept_until_its_last_requests_are_acknowledged() {
     let mut node = Node::with_ranks(3);
     node.hub.session.is_kept = true;
-    let set = request(|it| {
-        it.opcode(Opcode::Set).user_key("k").value(b"v");
-    });
-    let mark = request(|it| {
-        it.mark();
-    });
+    let set = set("k", b"v");
     node.send(0, &set);
     node.send(1, &[set.clone(), wait("k")].concat());
     node.send(2, &set);
@@ -798,7 +758,7 @@ fn a_rank_that_leaves_is_kept_until_its_last_requests_are_acknowledged() {
     let got = node.turn();
     assert!(got.contains(&Got::Close(1)), "{got:?}");
     assert!(!got.contains(&Got::Close(0)), "{got:?}");
-    assert!(got.contains(&bytes(&[0], mark.clone())), "{got:?}");
+    assert!(got.contains(&bytes(&[0], mark())), "{got:?}");
     node.reply(0, &[0]);
     assert_eq!(node.turn(), [Got::Close(0)]);
     node.store.push_done(2, 1);
@@ -817,12 +777,7 @@ fn a_rank_that_leaves_is_kept_until_its_last_requests_are_acknowledged() {
 /// It leaves before there is a link, and the store is killed when it has just got everything.
 #[test]
 fn a_rank_that_leaves_before_the_first_link_is_kept_too() {
-    let set = request(|it| {
-        it.opcode(Opcode::Set).user_key("k").value(b"v");
-    });
-    let mark = request(|it| {
-        it.mark();
-    });
+    let set = set("k", b"v");
     for is_kept in [true, false] {
         let mut node = Node::with_ranks(0);
         node.hub = Hub::new(WireLimits::default());
@@ -834,7 +789,7 @@ fn a_rank_that_leaves_before_the_first_link_is_kept_too() {
         node.hub.stream().attach(0).expect("a new session");
         node.hub.session.is_kept = is_kept;
         let (open, close) = (Got::Open(client), Got::Close(client));
-        let sent = bytes(&[client], [&set[..], &mark].concat());
+        let sent = bytes(&[client], [&set[..], &mark()].concat());
         assert_eq!(node.turn(), [open.clone(), sent.clone()]);
         if is_kept {
             assert_eq!(node.restart(), 0);

@@ -145,33 +145,6 @@ fn long_values_pass_in_both_directions() {
 }
 
 #[test]
-fn a_rank_notices_a_lost_connection_only_as_a_pause() {
-    let server = server();
-    let proxy = Proxy::to(server.local_addr());
-    let relay = relay_to(proxy.port(), RelayOptions::default());
-    let (a, b) = (rank_of(&relay), rank_of(&relay));
-    assert_eq!(a.add("n", 1).expect("add"), 1);
-    let waiting = thread::spawn(move || b.get("later").map(|value| (b, value)));
-    wait_until("the wait is at the server", || server.waiting_count() == 1);
-
-    proxy.cut(true);
-    let writer = thread::spawn(move || {
-        a.set("later", b"here").expect("set");
-        assert_eq!(a.add("n", 1).expect("add"), 2);
-        a
-    });
-    wait_until("the loss is noticed", || !relay.is_connected());
-    assert_eq!(proxy.accepted(), 1);
-    proxy.mend();
-    let a = writer.join().expect("no panic");
-    let (b, value) = waiting.join().expect("no panic").expect("get");
-    assert_eq!(value, b"here");
-    assert_eq!(proxy.accepted(), 2);
-    assert_eq!(b.add("n", 0).expect("add"), 2);
-    assert_eq!(a.add("n", 0).expect("add"), 2);
-}
-
-#[test]
 fn a_cancelled_wait_is_answered_while_the_store_cannot_be_reached() {
     let server = server();
     let proxy = Proxy::to(server.local_addr());

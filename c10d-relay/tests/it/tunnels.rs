@@ -1,7 +1,7 @@
 //! HTTP through a relay: its bytes reach the store's port, whatever a client does.
 
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -160,56 +160,6 @@ fn a_request_that_waits_for_its_answer_makes_no_room() {
     wait_until("there is room again", || {
         get(&relay, "/a").starts_with("HTTP/1.1 200 ")
     });
-}
-
-#[test]
-fn a_client_that_closes_its_sending_side_gets_its_answer() {
-    let server = server();
-    let open = with_pages(&server);
-    let relay = connected(server.local_addr().port());
-    let mut client = client_of(&relay);
-    client.write_all(b"GET /a HTTP/1.1\r\n").expect("sent");
-    // Before that, the system may not report the owner of the connection.
-    wait_until("it is served", || open.load(Ordering::Relaxed) == 1);
-    client.write_all(b"\r\n").expect("sent");
-    client.shutdown(Shutdown::Write).expect("closed");
-    let mut answer = String::new();
-    client.read_to_string(&mut answer).expect("an answer");
-    assert_eq!(answer, "HTTP/1.1 200 OK\r\n\r\n/a");
-}
-
-/// Like with PyTorch's server, or a server without pages.
-#[test]
-fn a_store_without_pages_closes_the_connection() {
-    let server = server();
-    let relay = connected(server.local_addr().port());
-    let mut client = client_of(&relay);
-    client.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("sent");
-    let mut answer = Vec::new();
-    // It may be a reset.
-    let _ = client.read_to_end(&mut answer);
-    assert!(answer.is_empty(), "{answer:?}");
-}
-
-#[test]
-fn idle_clients_keep_no_other_out_and_cost_the_store_few_connections() {
-    let server = server();
-    let open = with_pages(&server);
-    let relay = connected(server.local_addr().port());
-    let idle: Vec<TcpStream> = (0..200)
-        .map(|_| {
-            let mut client = client_of(&relay);
-            client.write_all(b"GET / HT").expect("sent");
-            client
-        })
-        .collect();
-    assert_eq!(get(&relay, "/a"), "HTTP/1.1 200 OK\r\n\r\n/a");
-    wait_until("the oldest have made room", || {
-        open.load(Ordering::Relaxed) <= 32
-    });
-    rank_of(&relay).set("k", b"v").expect("a rank is served");
-    drop(idle);
-    wait_until("all are closed", || open.load(Ordering::Relaxed) == 0);
 }
 
 #[test]
