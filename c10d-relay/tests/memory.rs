@@ -23,10 +23,11 @@ const MIB: u64 = 1 << 20;
 /// The budget of the relay, with its own memory.
 const PEAK_MAX: u64 = 85 * MIB;
 
-/// Whether this process only had to run a relay.
-fn relay_if_child() -> bool {
+/// The child processes of the other tests run this. Without the variable it does nothing.
+#[test]
+fn child() {
     let Some(port) = std::env::var(CHILD).ok().and_then(|it| it.parse().ok()) else {
-        return false;
+        return;
     };
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     // The memory of the system for connections is not what is measured.
@@ -36,7 +37,6 @@ fn relay_if_child() -> bool {
     let address = relay.local_addrs()[0];
     writeln!(io::stdout(), "listening on {address}").expect("a pipe");
     let _ = io::stdin().read_to_end(&mut Vec::new());
-    true
 }
 
 fn peak_bytes(process: u32) -> u64 {
@@ -46,11 +46,10 @@ fn peak_bytes(process: u32) -> u64 {
     kib.parse::<u64>().expect("a number") * 1024
 }
 
-/// Starts a relay in a child process for the test `name`, which must begin with [`relay_if_child`]. The process exits when its
-/// standard input is closed.
-fn start_relay(name: &str, port: u16) -> (Child, SocketAddr) {
+/// Starts a relay in a child process, which exits when its standard input is closed.
+fn start_relay(port: u16) -> (Child, SocketAddr) {
     let mut relay = Command::new(std::env::current_exe().expect("this binary"))
-        .args(["--exact", name, "--nocapture"])
+        .args(["--exact", "child", "--nocapture"])
         .env(CHILD, port.to_string())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -70,8 +69,8 @@ fn start_relay(name: &str, port: u16) -> (Child, SocketAddr) {
 
 /// Has many ranks ask for the same reply of this many bytes and not read it, then asserts that the relay keeps to its budget,
 /// and that all replies arrive at ranks that read again.
-fn withstands(name: &str, store: &TcpStore, request: &[u8], reply_bytes: usize) {
-    let (mut relay, address) = start_relay(name, store.port());
+fn withstands(store: &TcpStore, request: &[u8], reply_bytes: usize) {
+    let (mut relay, address) = start_relay(store.port());
     let stdin = relay.stdin.take();
     let mut ranks: Vec<TcpStream> = (0..RANKS)
         .map(|_| {
@@ -114,7 +113,7 @@ fn withstands(name: &str, store: &TcpStore, request: &[u8], reply_bytes: usize) 
         }
     }
     let peak = peak_bytes(relay.id());
-    let _ = writeln!(io::stderr(), "{name}: {} MiB", peak / MIB);
+    let _ = writeln!(io::stderr(), "{} MiB", peak / MIB);
     assert!(peak < PEAK_MAX, "{} MiB", peak / MIB);
     drop((ranks, stdin));
     relay.wait().expect("it ends");
@@ -129,9 +128,6 @@ fn serve() -> (TcpStoreServer, TcpStore) {
 /// The store sends the list once for all ranks.
 #[test]
 fn ranks_that_do_not_read_share_a_budget() {
-    if relay_if_child() {
-        return;
-    }
     let (_server, store) = serve();
     // Each reply fits into the window of a rank.
     for number in 0..250 {
@@ -140,16 +136,12 @@ fn ranks_that_do_not_read_share_a_budget() {
     let mut request = RequestBuf::new();
     request.hello();
     request.opcode(Opcode::ListKeys);
-    let name = "ranks_that_do_not_read_share_a_budget";
-    withstands(name, &store, &request.to_bytes(), 8 + 250 * (8 + 1000));
+    withstands(&store, &request.to_bytes(), 8 + 250 * (8 + 1000));
 }
 
 /// The store sends short values to each rank.
 #[test]
 fn replies_that_are_not_shared_have_the_same_budget() {
-    if relay_if_child() {
-        return;
-    }
     let (_server, store) = serve();
     store.set("k", [7; 15_000]).expect("set");
     let mut request = RequestBuf::new();
@@ -157,8 +149,7 @@ fn replies_that_are_not_shared_have_the_same_budget() {
     for _ in 0..17 {
         request.opcode(Opcode::Get).user_key("k");
     }
-    let name = "replies_that_are_not_shared_have_the_same_budget";
-    withstands(name, &store, &request.to_bytes(), 17 * (8 + 15_000));
+    withstands(&store, &request.to_bytes(), 17 * (8 + 15_000));
 }
 
 /// The ranks together send more than the store's clients may take, so their requests arrive one after another.

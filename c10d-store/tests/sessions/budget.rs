@@ -14,7 +14,7 @@ use c10d_store::{Opcode, Store, StoreExt, TcpStore};
 
 use super::LONG;
 use super::link::{Link, requests};
-use super::server::{MIB, Server, serve_if_child};
+use super::server::{MIB, Server};
 
 const LIMIT: u64 = 128 * MIB;
 
@@ -70,8 +70,8 @@ impl Drop for EndOfScope<'_> {
 
 /// Runs an attack beside a client that sets and gets, and asserts the memory that the server takes. Prints how long that client waits.
 /// `end` ends what the attack returns before the server has to give its memory back.
-fn withstands<T>(name: &str, attack: impl FnOnce(&Server) -> T, end: impl FnOnce(T)) {
-    let server = Server::start_with(name, 256 * MIB, LIMIT);
+fn withstands<T>(attack: impl FnOnce(&Server) -> T, end: impl FnOnce(T)) {
+    let server = Server::start_with(256 * MIB, LIMIT);
     let is_over = AtomicBool::new(false);
     let store = TcpStore::connect("127.0.0.1", server.address.port()).expect("a client");
     let (kept, delay) = thread::scope(|scope| {
@@ -93,7 +93,7 @@ fn withstands<T>(name: &str, attack: impl FnOnce(&Server) -> T, end: impl FnOnce
     });
     let peak = server.peak_bytes();
     assert!(peak < PEAK_MAX, "{} MiB", peak / MIB);
-    let _ = writeln!(std::io::stderr(), "{name}: {} MiB, {delay:?}", peak / MIB);
+    let _ = writeln!(std::io::stderr(), "{} MiB, {delay:?}", peak / MIB);
     end(kept);
     let deadline = Instant::now() + RETURNED_WITHIN;
     while server.resident_bytes() > REST_MAX {
@@ -106,11 +106,7 @@ fn withstands<T>(name: &str, attack: impl FnOnce(&Server) -> T, end: impl FnOnce
 
 #[test]
 fn known_bytes_of_waits() {
-    if serve_if_child() {
-        return;
-    }
     withstands(
-        "budget::known_bytes_of_waits",
         |server| {
             let peers = (0..100_u8).map(|peer| {
                 let mut socket = connect(server.address);
@@ -129,11 +125,7 @@ fn known_bytes_of_waits() {
 
 #[test]
 fn requests_that_are_sent_in_part() {
-    if serve_if_child() {
-        return;
-    }
     withstands(
-        "budget::requests_that_are_sent_in_part",
         |server| {
             let peers = (0..100).map(|_| {
                 let mut socket = connect(server.address);
@@ -153,11 +145,7 @@ fn requests_that_are_sent_in_part() {
 /// The request whose turn it is may be as long as all memory. It is the largest when there is too much.
 #[test]
 fn a_request_as_long_as_the_memory_beside_short_parts() {
-    if serve_if_child() {
-        return;
-    }
     for values in [14, 100] {
-        let name = "budget::a_request_as_long_as_the_memory_beside_short_parts";
         let attack = |server: &Server| {
             let value = vec![7; 8 << 20];
             let mut long = connect(server.address);
@@ -181,18 +169,14 @@ fn a_request_as_long_as_the_memory_beside_short_parts() {
             });
             (long, parts)
         };
-        withstands(name, attack, drop);
+        withstands(attack, drop);
     }
 }
 
 /// A request whose values are copied into the store while the request is still there.
 #[test]
 fn values_of_one_request_that_fill_the_memory() {
-    if serve_if_child() {
-        return;
-    }
     withstands(
-        "budget::values_of_one_request_that_fill_the_memory",
         |server| {
             let value = vec![7; 8 << 20];
             let keys: Vec<String> = (0..15).map(|key| format!("{key}")).collect();
@@ -214,11 +198,7 @@ fn values_of_one_request_that_fill_the_memory() {
 /// sets are of one key.
 #[test]
 fn long_requests_at_a_time() {
-    if serve_if_child() {
-        return;
-    }
     withstands(
-        "budget::long_requests_at_a_time",
         |server| {
             thread::scope(|scope| {
                 for writer in 0..32 {
@@ -238,11 +218,7 @@ fn long_requests_at_a_time() {
 /// The same beside a peer that never sends the rest of its request: other requests continue after a while.
 #[test]
 fn long_requests_beside_one_that_stops() {
-    if serve_if_child() {
-        return;
-    }
     withstands(
-        "budget::long_requests_beside_one_that_stops",
         |server| {
             let stopped = (0..10).map(|_| {
                 let mut socket = connect(server.address);
@@ -264,12 +240,7 @@ fn long_requests_beside_one_that_stops() {
 
 #[test]
 fn requests_that_many_clients_of_sessions_send_in_part() {
-    if serve_if_child() {
-        return;
-    }
-    let name = "budget::requests_that_many_clients_of_sessions_send_in_part";
     withstands(
-        name,
         |server| {
             let links = (0..8).map(|_| {
                 let mut link = Link::open(server.address);
@@ -292,11 +263,7 @@ fn requests_that_many_clients_of_sessions_send_in_part() {
 
 #[test]
 fn replies_over_all_sessions() {
-    if serve_if_child() {
-        return;
-    }
     withstands(
-        "budget::replies_over_all_sessions",
         |server| leave_unread(server, 600_000),
         |links| links.into_iter().for_each(Link::end),
     );
@@ -305,11 +272,7 @@ fn replies_over_all_sessions() {
 /// Their replies stay for the time that they have asked for. Then the memory returns to the system.
 #[test]
 fn replies_of_sessions_that_have_lost_their_links() {
-    if serve_if_child() {
-        return;
-    }
     withstands(
-        "budget::replies_of_sessions_that_have_lost_their_links",
         |server| {
             for _ in 0..4 {
                 drop(leave_unread(server, 2_000));
@@ -346,11 +309,7 @@ fn leave_unread(server: &Server, keep_ms: u32) -> Vec<Link> {
 
 #[test]
 fn listings() {
-    if serve_if_child() {
-        return;
-    }
     withstands(
-        "budget::listings",
         |server| {
             let store = TcpStore::connect("127.0.0.1", server.address.port()).expect("a client");
             for number in 0..2000 {
@@ -384,12 +343,7 @@ fn listings() {
 
 #[test]
 fn values_that_were_replaced_while_they_are_sent() {
-    if serve_if_child() {
-        return;
-    }
-    let name = "budget::values_that_were_replaced_while_they_are_sent";
     withstands(
-        name,
         |server| {
             let store = TcpStore::connect("127.0.0.1", server.address.port()).expect("a client");
             let peers = (0..60).map(|number| {
@@ -419,11 +373,7 @@ fn values_that_were_replaced_while_they_are_sent() {
 /// One write completes the waits of all peers.
 #[test]
 fn replies_that_one_write_causes() {
-    if serve_if_child() {
-        return;
-    }
     withstands(
-        "budget::replies_that_one_write_causes",
         |server| {
             let store = TcpStore::connect("127.0.0.1", server.address.port()).expect("a client");
             let peers = (0..60).map(|_| {
@@ -448,11 +398,7 @@ fn replies_that_one_write_causes() {
 /// Readers of a value that is still stored hold none of the excess memory.
 #[test]
 fn readers_of_a_stored_value_are_not_closed_for_a_replaced_one() {
-    if serve_if_child() {
-        return;
-    }
-    let name = "budget::readers_of_a_stored_value_are_not_closed_for_a_replaced_one";
-    let server = Server::start_with(name, 256 * MIB, LIMIT);
+    let server = Server::start_with(256 * MIB, LIMIT);
     let store = TcpStore::connect("127.0.0.1", server.address.port()).expect("a client");
     let get = |key: &str, read: usize| {
         let mut socket = connect(server.address);
@@ -466,13 +412,7 @@ fn readers_of_a_stored_value_are_not_closed_for_a_replaced_one() {
         socket.read_exact(&mut first).expect("a reply begins");
         socket
     };
-    // The data leaves peers 32 MiB.
-    for number in 0..14 {
-        store
-            .set(&format!("stored {number}"), vec![7; 8 << 20])
-            .expect("a set");
-    }
-    assert_eq!(store.num_keys().expect("they are carried out"), 14);
+    leave_32_mib(&store);
     let mut readers: Vec<_> = (0..8).map(|_| get("stored 0", 13)).collect();
     // These read more, and each holds 8 MiB that are not stored any more.
     let holders = (0..5).map(|_| {
@@ -514,11 +454,7 @@ fn leave_32_mib(store: &impl Store) {
 /// peers read everything.
 #[test]
 fn streams_of_sessions_are_short_while_memory_is_scarce() {
-    if serve_if_child() {
-        return;
-    }
-    let name = "budget::streams_of_sessions_are_short_while_memory_is_scarce";
-    let server = Server::start_with(name, 256 * MIB, LIMIT);
+    let server = Server::start_with(256 * MIB, LIMIT);
     let store = TcpStore::connect("127.0.0.1", server.address.port()).expect("a client");
     leave_32_mib(&store);
     store.set("k", [7; 16_000]).expect("a set");
@@ -575,11 +511,7 @@ fn streams_of_sessions_are_short_while_memory_is_scarce() {
 /// A client that reads waits beside clients that do not, until there is room again.
 #[test]
 fn clients_of_a_session_continue_when_there_is_room_again() {
-    if serve_if_child() {
-        return;
-    }
-    let name = "budget::clients_of_a_session_continue_when_there_is_room_again";
-    let server = Server::start_with(name, 256 * MIB, LIMIT);
+    let server = Server::start_with(256 * MIB, LIMIT);
     let store = TcpStore::connect("127.0.0.1", server.address.port()).expect("a client");
     leave_32_mib(&store);
     let mut link = Link::open(server.address);

@@ -14,7 +14,7 @@ use byteorder::{ByteOrder, LittleEndian};
 use c10d_store::{Opcode, ServerOptions, Store, StoreExt, TcpStore, TcpStoreServer};
 
 use link::{Link, TAKES_PIECES, ask, ask_store, requests};
-use server::{MIB, Server, serve_if_child};
+use server::{MIB, Server};
 
 /// A timeout that only a hang reaches, even on a loaded machine.
 const LONG: Duration = Duration::from_secs(60);
@@ -95,11 +95,7 @@ fn a_long_value_travels_once_for_all_clients() {
 #[cfg(target_os = "linux")]
 #[test]
 fn clients_whose_replies_are_not_read_share_a_budget() {
-    if serve_if_child() {
-        return;
-    }
-    let name = "clients_whose_replies_are_not_read_share_a_budget";
-    let server = Server::start(name, 256 * MIB);
+    let server = Server::start(256 * MIB);
     let listing = store_long_keys(server.address);
     let mut link = Link::open(server.address);
     link.open_clients(0..100);
@@ -129,11 +125,7 @@ fn clients_whose_replies_are_not_read_share_a_budget() {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_session_has_the_limit_of_one_connection() {
-    if serve_if_child() {
-        return;
-    }
-    let name = "a_session_has_the_limit_of_one_connection";
-    let server = Server::start(name, 100 * MIB);
+    let server = Server::start(100 * MIB);
     let mut link = Link::open(server.address);
     link.open_clients(0..200);
     let clients: Vec<u32> = (0..200).collect();
@@ -162,11 +154,7 @@ fn a_session_has_the_limit_of_one_connection() {
 #[cfg(target_os = "linux")]
 #[test]
 fn what_groups_expand_to_counts() {
-    if serve_if_child() {
-        return;
-    }
-    let name = "what_groups_expand_to_counts";
-    let server = Server::start(name, 64 * MIB);
+    let server = Server::start(64 * MIB);
     let mut link = Link::open(server.address);
     link.open_clients(0..1024);
     let clients: Vec<u32> = (0..1024).collect();

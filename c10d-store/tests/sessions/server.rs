@@ -23,15 +23,14 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts one for the test `name`, which must begin with [`serve_if_child`].
-    pub(crate) fn start(name: &str, unsent_bytes_max: u64) -> Self {
-        Self::start_with(name, unsent_bytes_max, 0)
+    pub(crate) fn start(unsent_bytes_max: u64) -> Self {
+        Self::start_with(unsent_bytes_max, 0)
     }
 
     /// Starts a server with a memory limit.
-    pub(crate) fn start_with(name: &str, unsent_bytes_max: u64, memory_max: u64) -> Self {
+    pub(crate) fn start_with(unsent_bytes_max: u64, memory_max: u64) -> Self {
         let mut process = Command::new(std::env::current_exe().expect("this binary"))
-            .args(["--exact", name, "--nocapture"])
+            .args(["--exact", "server::child", "--nocapture"])
             .env(CHILD, format!("{unsent_bytes_max} {memory_max}"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -84,10 +83,11 @@ impl Drop for Server {
     }
 }
 
-/// Whether this process only had to serve.
-pub(crate) fn serve_if_child() -> bool {
+/// The child processes of the other tests run this. Without the variable it does nothing.
+#[test]
+fn child() {
     let Ok(limits) = std::env::var(CHILD) else {
-        return false;
+        return;
     };
     let limits: Vec<usize> = limits.split(' ').map_while(|it| it.parse().ok()).collect();
     let mut options = ServerOptions::default().with_unsent_bytes_max(limits[0]);
@@ -97,5 +97,4 @@ pub(crate) fn serve_if_child() -> bool {
     let server = TcpStoreServer::bind("127.0.0.1:0", options).expect("a server");
     writeln!(io::stdout(), "serving on {}", server.local_addr()).expect("a pipe");
     let _ = io::stdin().read_to_end(&mut Vec::new());
-    true
 }
