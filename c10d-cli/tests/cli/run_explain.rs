@@ -134,17 +134,6 @@ fn a_standstill_is_explained_with_the_missing_rank_and_its_process() {
     assert_eq!(job.text("keys"), keys.concat());
 }
 
-#[test]
-fn never_says_nothing_about_a_standstill() {
-    let job = Job::new();
-    let options = ["--nproc-per-node=2", "--explain-after=never"];
-    let script = format!("(sleep 2; touch $DIR/go) & {WAITS_FOR_RANK_1}");
-    let running = Running::start(job.command(&options, &script, "log"));
-    assert_eq!(running.end().code, Some(0));
-    let log = job.text("log");
-    assert!(!log.contains("no progress"), "{log}");
-}
-
 /// Rank 0 only times out; rank 1 never comes.
 #[test]
 fn the_rank_that_others_waited_for_is_the_root_cause() {
@@ -204,28 +193,6 @@ fn the_rank_that_others_waited_for_is_the_root_cause() {
         "{message}"
     );
     assert_eq!(left["message"]["errorCode"], 1);
-}
-
-#[test]
-fn a_worker_that_fails_on_its_own_stays_the_root_cause() {
-    let job = Job::new();
-    let options = ["--nproc-per-node=2", "--json"];
-    let script = format!("[ $RANK = 0 ] || exit 7; {WAITS_FOR_RANK_1}");
-    let ended = Running::start(job.command(&options, &script, "log")).end();
-    let last = ended.stdout_text().lines().last().unwrap();
-    let json: Value = serde_json::from_str(last).unwrap();
-    let failures = json["failures"].as_array().unwrap();
-    let root = failures
-        .iter()
-        .find(|it| it["is_root_cause"] == true)
-        .unwrap();
-    assert_eq!((&root["rank"], &root["exit_code"]), (&1.into(), &7.into()));
-    assert_eq!(root["cause"], Value::Null);
-    let log = job.text("log");
-    assert!(
-        log.contains("Root Cause (first observed failure):"),
-        "{log}"
-    );
 }
 
 /// The launcher of rank 1 does not host the workers' store, so it sends its request to the other launcher.

@@ -72,37 +72,6 @@ fn every_round_begins_with_a_check() {
     assert_eq!(checks.lines().count(), 3, "{checks}");
 }
 
-/// docs/spec/rendezvous.md, NOTICE 4 and 6.
-#[test]
-fn the_job_goes_on_without_a_node_that_is_no_longer_healthy() {
-    let job = Job::with_server();
-    let script = "
-        test $GROUP_WORLD_SIZE = 1 && exit 0
-        echo > $C10D_TEST_FOLDER/started.$GROUP_RANK
-        while test ! -e $C10D_TEST_FOLDER/broken; do sleep 0.01; done
-        test $GROUP_RANK = 1 && exit 1
-        sleep 1000";
-    let elastic = ["--nnodes=1:2", "--max-restarts=1"];
-    let well = job.start_node(&[&elastic[..], &["--local-addr=a"]].concat(), script);
-    let sick = job.start_node(
-        &[&elastic[..], &["--local-addr=b", LOGGED]].concat(),
-        script,
-    );
-    job.line("started.0");
-    job.line("started.1");
-    fs::write(job.path("broken"), "").unwrap();
-    let ended = well.end();
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    sick.signal(Signal::TERM);
-    let ended = sick.end();
-    assert_eq!(ended.code, Some(1), "{ended:?}");
-    assert!(
-        ended.stderr.contains("this node is not joining"),
-        "{ended:?}"
-    );
-    job.assert_nothing_runs();
-}
-
 #[test]
 fn a_check_in_progress_ends_with_the_launcher() {
     let job = Job::new();

@@ -4,94 +4,40 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use crate::process::{command, run};
+use crate::process::{Running, command, run};
 
+/// The parser of the options, and the parts that get their values.
 #[test]
-fn an_invalid_value_is_reported_in_one_line_with_exit_code_2() {
+fn what_is_refused_is_one_line_with_exit_code_2() {
+    let own_store = "--rdzv-conf=share_store=0";
     for (arguments, text) in [
-        (&["--nnodes=2:1", "s.py"][..], "--nnodes is \"2:1\""),
+        (&["--nnodes=2:1"][..], "--nnodes is \"2:1\""),
         (
-            &["--nproc-per-node=many", "s.py"],
-            "--nproc-per-node is \"many\"",
+            &["--rdzv-backend=c10d", "--rdzv-endpoint=node:http"],
+            "\"node:http\"",
         ),
         (
-            &["--monitor_interval=0", "s.py"],
-            "--monitor-interval is \"0\"",
+            &["--nproc-per-node=2", "--debug-rank=2"],
+            "--debug-rank is 2, but the job has 2 ranks, from 0",
         ),
         (
-            &["--rdzv-backend=etcd", "s.py"],
-            "--rdzv-backend is \"etcd\"",
+            &["--relay", own_store],
+            "--relay needs a workers' store that a launcher serves",
         ),
         (
-            &["--rdzv-endpoint=node0", "s.py"],
-            "--rdzv-endpoint is \"node0\"",
-        ),
-        (
-            &["--numa-binding=node", "s.py"],
-            "--numa-binding node is not supported",
-        ),
-        (&["-m", "--no-python", "mod"], "--module and --no-python"),
-        (
-            &["--preload=torch", "./train.sh"],
-            "--preload is for Python: SCRIPT ./train.sh is run as a program",
-        ),
-        (
-            &["--standalone"],
-            "no SCRIPT given: name a script or program to run",
+            &["--keep-workers", own_store],
+            "--keep-workers needs a workers' store that a launcher serves",
         ),
     ] {
-        let ended = run(["run"].iter().chain(arguments));
+        let ended = run(["run"].iter().chain(arguments).chain(&["true"]));
         ended.assert_fails(2, text);
         assert!(ended.stdout.is_empty(), "{ended:?}");
     }
-}
-
-#[test]
-fn an_invalid_variable_is_reported_by_its_name() {
-    for (name, value) in [
-        ("PET_NNODES", "x"),
-        ("PET_STANDALONE", "yes"),
-        ("PET_MASTER_PORT", "65536"),
-        ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "-1"),
-    ] {
-        let output = command(["run", "s.py"]).env(name, value).output().unwrap();
-        let stderr = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(2), "{stderr}");
-        assert!(
-            stderr.starts_with(&format!("c10d: {name} is \"{value}\"")),
-            "{stderr}"
-        );
-    }
-}
-
-#[test]
-fn an_unknown_option_has_exit_code_2() {
-    for arguments in [
-        &["run", "--unknown", "s.py"][..],
-        &["run", "--nnodes"],
-        &["run", "--standalone=1", "s.py"],
-        &["run", "--rdzv-id", "-j", "s.py"],
-    ] {
-        let ended = run(arguments);
-        assert_eq!(ended.code, Some(2), "{ended:?}");
-    }
-}
-
-#[test]
-fn the_help_names_every_option_and_the_source_of_defaults() {
-    let ended = run(["run", "--help"]);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    let help = ended.stdout_text();
-    for text in [
-        "SCRIPT",
-        "--nproc-per-node",
-        "--rdzv-endpoint",
-        "--virtual-local-rank",
-        "PET_",
-    ] {
-        assert!(help.contains(text), "{text}");
-    }
-    assert!(!help.contains("--logs-specs"), "{help}");
+    let mut unknown = command(["run", "true"]);
+    unknown.env("PET_NNODES", "x");
+    Running::start(unknown)
+        .end()
+        .assert_fails(2, "c10d: PET_NNODES is \"x\"");
 }
 
 #[test]

@@ -208,9 +208,3 @@ fn without_a_terminal_the_rank_reads_standard_input_alone() {
     ];
     assert_eq!(lines([&ended]), expected);
 }
-
-#[test]
-fn a_rank_that_does_not_exist_is_refused() {
-    let ended = crate::process::run(["run", "--nproc-per-node=2", "--debug-rank=2", "s.py"]);
-    ended.assert_fails(2, "--debug-rank is 2, but the job has 2 ranks, from 0");
-}

@@ -131,59 +131,6 @@ fn a_dry_run_prints_the_plan_as_json() {
     assert_eq!(plan, expected);
 }
 
-#[test]
-fn a_dry_run_without_a_scheduler_starts_nothing() {
-    let job = Job::new();
-    let script = "echo started > $C10D_TEST_FOLDER/started";
-    let ended = job.run(&["--dry-run", "--nproc-per-node=2"], script);
-    assert_eq!(
-        (ended.code, ended.stderr.as_str()),
-        (Some(0), ""),
-        "{ended:?}"
-    );
-    let text = ended.stdout_text();
-    for line in [
-        "scheduler         none\n",
-        "nodes             1:1\n",
-        "node rank         chosen when the nodes meet\n",
-        "endpoint          localhost:0\n",
-        "is host           yes\n",
-        "workers           2 (--nproc-per-node)\n",
-        "shutdown timeout  30s\n",
-    ] {
-        assert!(text.contains(line), "{line}: {text}");
-    }
-    assert!(!text.contains("grace period"), "{text}");
-    assert!(!job.exists("started"));
-}
-
-#[test]
-fn a_dry_run_refuses_the_same_options_as_a_run() {
-    for (arguments, text) in [
-        (&["--redirects=9", "s.py"][..], "--redirects: "),
-        (
-            &["--rdzv-conf=join_timeout=x", "--rdzv-backend=c10d", "s.py"],
-            "join_timeout",
-        ),
-        (
-            &["--rdzv-endpoint=127.0.0.1:1", "s.py"],
-            "different machines",
-        ),
-        (&["--grace-period=0", "s.py"], "--grace-period is \"0\""),
-    ] {
-        let ended = dry_run(arguments, |command| {
-            in_slurm(command, 1234, "node[001-002]", "0");
-        });
-        ended.assert_fails(2, text);
-        assert!(ended.stdout.is_empty(), "{ended:?}");
-    }
-    let many = dry_run(&["s.py"], |command| {
-        in_slurm(command, 1234, "node[001-002]", "0");
-        command.env("SLURM_STEP_TASKS_PER_NODE", "8(x2)");
-    });
-    many.assert_fails(2, "use srun --ntasks-per-node=1");
-}
-
 /// The id of a job whose endpoint has a free port, and this port. Outgoing connections do not get it, because it is not
 /// from the range of the system.
 fn job_with_free_port() -> (u32, u16) {
@@ -242,40 +189,4 @@ fn two_nodes_of_slurm_form_a_job_without_options() {
         !second.stderr.contains("hosts the rendezvous store"),
         "{second:?}"
     );
-}
-
-#[test]
-fn a_given_endpoint_wins_and_rank_and_id_are_found() {
-    let job = Job::new();
-    let (id, port) = job_with_free_port();
-    let endpoint = format!("--rdzv-endpoint=127.0.0.1:{port}");
-    let script = format!("{RANKS}; echo $TORCHELASTIC_RUN_ID >> $C10D_TEST_FOLDER/id$RANK");
-    let nodes = ["0", "1"].map(|rank| {
-        let mut command = job.command(&[&endpoint], &script);
-        in_slurm(&mut command, id, "localhost,localhost", rank);
-        Running::start(command)
-    });
-    let ended = nodes.map(Running::end);
-    ended.iter().for_each(assert_succeeded);
-    // The static backend keeps the ranks that Slurm gives.
-    assert_eq!(lines(&ended[..1]), RANKS_OF_2_NODES[..2]);
-    assert_eq!(lines(&ended[1..]), RANKS_OF_2_NODES[2..]);
-    assert_eq!(job.line("id0"), format!("{id}.0"));
-}
-
-#[test]
-fn a_host_name_that_is_not_known_yet_is_waited_for() {
-    let job = Job::new();
-    let ended = job.run(
-        &[
-            "--nnodes=2",
-            "--rdzv-backend=c10d",
-            "--rdzv-endpoint=pod-0.service.invalid:29400",
-            "--rdzv-conf=is_host=0,join_timeout=3",
-        ],
-        "true",
-    );
-    assert_eq!(ended.code, Some(1), "{ended:?}");
-    let waiting = "waiting for the host name pod-0.service.invalid, which has no address yet";
-    assert_eq!(ended.stderr.matches(waiting).count(), 1, "{ended:?}");
 }

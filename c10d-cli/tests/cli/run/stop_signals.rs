@@ -122,11 +122,8 @@ fn a_python_worker_gets_stop_signals_alone_and_a_program_gets_them_with_its_grou
     let program: fn(&Job, &[&str], &str) -> Command = as_program;
     for (command, options, is_alone) in [
         (python, &[][..], true),
-        (python, &["--stop-signal-to=worker"], true),
         (python, &["--stop-signal-to=group"], false),
         (program, &[], false),
-        (program, &["--stop-signal-to=group"], false),
-        (program, &["--stop-signal-to=worker"], true),
     ] {
         for signal in [Signal::TERM, Signal::HUP] {
             let job = Job::new();
@@ -168,24 +165,6 @@ fn what_a_worker_leaves_behind_and_ignores_the_signal_is_killed_when_the_grace_p
     assert!(start.elapsed() >= Duration::from_secs(1), "{ended:?}");
     assert_eq!(ended.code, Some(1), "{ended:?}");
     job.line("worker");
-    job.assert_nothing_runs();
-}
-
-#[test]
-fn a_program_that_a_shell_runs_gets_the_signal_too() {
-    let job = Job::new();
-    fs::write(
-        job.path("train.sh"),
-        "trap 'echo saved > $DIR/saved; exit 0' TERM
-        echo > $DIR/ready
-        while :; do sleep 0.02; done",
-    )
-    .unwrap();
-    let launcher = Running::start(as_program(&job, &[], "sh $DIR/train.sh; true"));
-    job.line("ready");
-    launcher.signal(Signal::TERM);
-    let ended = launcher.end();
-    assert_eq!(job.line("saved"), "saved", "{ended:?}");
     job.assert_nothing_runs();
 }
 

@@ -1,7 +1,6 @@
 //! Jobs whose folder for temporary files cannot be used. They need no file unless an option requests files.
 
 use super::*;
-use std::io::Write as _;
 
 #[test]
 fn a_job_runs_without_a_folder_for_temporary_files() {
@@ -76,38 +75,4 @@ fn a_restart_without_such_a_folder_warns_once_and_the_failure_is_still_reported(
             .to_string()
             .contains("too bad")
     );
-}
-
-#[test]
-fn a_full_folder_for_temporary_files_does_not_stop_a_job() {
-    let job = Job::new();
-    let launcher = job.command(&["--standalone", "--nproc-per-node=2"], "echo rank $RANK");
-    let folder = job.path("full");
-    fs::create_dir(&folder).unwrap();
-    let mut shell = Command::new("unshare");
-    // The folder itself is the only file that fits.
-    let script = "mount -t tmpfs -o size=4k,nr_inodes=1 t \"$TMPDIR\" && exec \"$0\" \"$@\"";
-    shell
-        .args(["--mount", "sh", "-c", script])
-        .arg(launcher.get_program())
-        .args(launcher.get_args())
-        .env("TMPDIR", &folder)
-        .env("OMP_NUM_THREADS", "1")
-        .env(FOLDER, job.path("").to_str().unwrap().trim_end_matches('/'));
-    let ended = Running::start(crate::process::prepared(shell)).end();
-    if ended.code != Some(0) && !ended.stderr.contains("c10d") && ended.stdout.is_empty() {
-        let _ = writeln!(
-            std::io::stderr(),
-            "LEFT OUT: cannot mount a file system: {}",
-            ended.stderr
-        );
-        return;
-    }
-    assert_succeeded(&ended);
-    assert_eq!(lines([&ended]), ["rank 0", "rank 1"]);
-    let expected = format!(
-        "cannot create the log directory {}: No space left",
-        folder.display()
-    );
-    assert!(ended.stderr.contains(&expected), "{ended:?}");
 }
