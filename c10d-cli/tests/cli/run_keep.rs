@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use c10d_membership::{
     Attempt, EndReason, Event, EventNumber, GroupOptions, Leave, MemberKey, Membership, Message,
@@ -31,7 +31,7 @@ const LONG: Duration = Duration::from_secs(300);
 /// The interval of a member's checks for the end of the work.
 const POLL: Duration = Duration::from_millis(100);
 
-/// A worker runs this test: it is a member of the group until the file `finish` exists, or that with its rank.
+/// A worker runs this test: it is a member of the group until the file `finish` exists.
 pub(crate) const MEMBER: &str =
     "exec \"$MEMBER\" --exact run_keep::a_worker_is_a_member --nocapture";
 
@@ -88,27 +88,17 @@ fn a_worker_is_a_member() {
         handle: member.handle.as_str().into(),
         step: 0,
     });
-    let ends = [folder.join("finish"), folder.join(format!("finish-{id}"))];
+    let end = folder.join("finish");
     std::thread::spawn(move || {
-        until_any_exists(&ends);
+        while !end.exists() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         std::process::exit(0);
     });
-    let last = folder.join("last");
     loop {
-        if last.exists()
-            && let Some(generation) = member.generation
-        {
-            member.say(Message::finished(generation));
-        }
         if let Some(text) = member.next() {
             lines.write_all(text.as_bytes()).unwrap();
         }
-    }
-}
-
-fn until_any_exists(paths: &[PathBuf]) {
-    while !paths.iter().any(|path| path.exists()) {
-        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -133,10 +123,7 @@ impl Member {
         };
         let (number, event) = match self.group.ask(self.key, &poll, POLL).unwrap() {
             Reply::NotYet => return None,
-            // A script can crash at its exit.
-            Reply::Ended(EndReason::Finished) => {
-                std::process::exit(if self.key.id.0 == 1 { 7 } else { 0 });
-            }
+            Reply::Ended(EndReason::Finished) => std::process::exit(0),
             Reply::Event(number, event) => (number, event),
             other => panic!("{other:?}"),
         };
@@ -216,17 +203,6 @@ impl Members {
     /// The last line of each process that has ever been a member, by id and process id.
     fn lines(&self) -> BTreeMap<(u64, i32), String> {
         lines_in(&self.job)
-    }
-
-    /// All processes that have begun to be members, by id.
-    fn processes(&self) -> Vec<(u64, i32)> {
-        let entries = fs::read_dir(self.job.path("")).unwrap();
-        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        let processes = names.filter_map(|name| {
-            let (id, pid) = name.split_once('-')?;
-            Some((id.parse().ok()?, pid.parse().ok()?))
-        });
-        processes.collect()
     }
 
     /// The process ids of the members of a generation of this size, by id, once it is there without any of `dead`.
@@ -332,144 +308,6 @@ fn the_death_of_a_worker_restarts_that_worker_only() {
     assert_eq!(replaced, [0, 0, 2], "{round}");
 }
 
-/// Rank 0, newcomers, several at once, and before they are members. `SEED=n` repeats the choices.
-#[test]
-fn a_job_survives_kills_at_random_times() {
-    const WORKERS: u64 = 4;
-    let mut random = fastrand::Rng::with_seed(c10d_sim::seed());
-    let options = ["--nproc-per-node=4", "--max-restarts=1000"];
-    let members = Members::start(&options, &[], MEMBER);
-    let mut now = members.generation(4, &[]);
-    let mut dead = Vec::new();
-    for _ in 0..10 {
-        let survivor = random.u64(..WORKERS);
-        for _ in 0..random.u8(1..4) {
-            // This includes a process that has just started.
-            let live = members.job.processes();
-            let mut all = members.processes();
-            all.retain(|(_, pid)| live.contains(pid));
-            let others = all.into_iter().filter(|(id, _)| *id != survivor);
-            let others: Vec<i32> = others.map(|(_, pid)| pid).collect();
-            let Some(pid) = random.choice(others) else {
-                continue;
-            };
-            let _ = kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL);
-            dead.push(pid);
-        }
-        let next = members.generation(4, &dead);
-        assert_eq!(next[&survivor], now[&survivor], "a survivor has restarted");
-        now = next;
-    }
-    let ended = members.finish();
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(
-        !ended.stderr.contains("restarting the workers"),
-        "{ended:?}"
-    );
-}
-
-#[test]
-fn without_a_replacement_the_job_shrinks_until_too_few_are_left() {
-    let options = ["--nproc-per-node=4", "--replace=none", "--min-workers=2"];
-    let members = Members::start(&options, &[], MEMBER);
-    let first = members.generation(4, &[]);
-    kill(first[&1]);
-    let second = members.generation(3, &[first[&1]]);
-    kill(first[&0]);
-    let third = members.generation(2, &[first[&0], first[&1]]);
-    assert_eq!([second[&3], third[&3]], [first[&3]; 2]);
-    kill(first[&2]);
-    let ended = members.end();
-    assert_eq!(ended.code, Some(1), "{ended:?}");
-    let why = "does not keep the other workers: 1 run on this node, and at least 2 are needed";
-    assert!(ended.stderr.contains(why), "{ended:?}");
-}
-
-#[test]
-fn a_job_goes_on_without_the_worker_for_which_no_restart_is_left() {
-    let options = ["--nproc-per-node=3", "--max-restarts=1"];
-    let members = Members::start(&options, &[], MEMBER);
-    let first = members.generation(3, &[]);
-    kill(first[&2]);
-    let second = members.generation(3, &[first[&2]]);
-    kill(second[&2]);
-    let third = members.generation(2, &[first[&2], second[&2]]);
-    assert_eq!((third[&0], third[&1]), (first[&0], first[&1]));
-    // The other workers are then not the last to exit.
-    until("the launcher knows", || {
-        members.log().contains("no restart is left")
-    });
-    let ended = members.finish();
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-}
-
-/// Workers join and leave: a worker that exits with 0 is not replaced.
-#[test]
-fn a_worker_that_succeeds_is_not_replaced() {
-    let options = ["--nproc-per-node=3", "--max-restarts=3"];
-    let members = Members::start(&options, &[], MEMBER);
-    let first = members.generation(3, &[]);
-    fs::write(members.job.path("finish-1"), "").unwrap();
-    members.generation(2, &[first[&1]]);
-    kill(first[&0]);
-    let third = members.generation(2, &[first[&0], first[&1]]);
-    assert_eq!(third[&2], first[&2]);
-    let ended = members.finish();
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-}
-
-#[test]
-fn a_script_that_does_not_use_the_service_is_named_and_restarts_as_a_whole() {
-    let job = Job::new();
-    let script = "echo $RANK >> $C10D_TEST_FOLDER/starts
-        [ $TORCHELASTIC_RESTART_COUNT = 0 ] || exit 0
-        until [ $(wc -l < $C10D_TEST_FOLDER/starts) = 2 ]; do sleep 0.01; done
-        [ $RANK = 1 ] || exec sleep 1000
-        exit 5";
-    let options = [
-        "--standalone",
-        "--keep-workers",
-        "--nproc-per-node=2",
-        "--max-restarts=1",
-    ];
-    let ended = job.start(&options, script).end();
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    let why =
-        "--keep-workers does not keep the other workers: no worker is a member of their group";
-    assert!(ended.stderr.contains(why), "{ended:?}");
-    let starts = fs::read_to_string(job.path("starts")).unwrap();
-    assert_eq!(starts.lines().count(), 4, "{starts}");
-}
-
-/// They end the whole job, like without the option, although the other workers are members.
-#[test]
-fn final_exit_codes_and_errors_of_each_start_end_the_job() {
-    let traceback = r#"printf 'Traceback (most recent call last):\n  File "/t/x.py", line 1, in <module>\n    import x\n' >&2
-        echo "ModuleNotFoundError: No module named 'x'" >&2
-        exit 1"#;
-    for (end, reason) in [
-        (
-            "exit 93",
-            "ended with exit code 93, after which the job is not to be restarted",
-        ),
-        (traceback, "would fail at each start: ModuleNotFoundError"),
-    ] {
-        let is_first = "[ $C10D_MEMBER_SERIAL -lt $C10D_MEMBERS_FIRST ]";
-        let script = format!("{is_first} || {{ {end}\n }}\n{MEMBER}");
-        let options = [
-            "--nproc-per-node=2",
-            "--max-restarts=9",
-            "--no-restart-exit-codes=93",
-        ];
-        let members = Members::start(&options, &[], &script);
-        let first = members.generation(2, &[]);
-        kill(first[&1]);
-        let ended = members.end();
-        assert_eq!(ended.code, Some(1), "{ended:?}");
-        assert!(ended.stderr.contains(reason), "{ended:?}");
-    }
-}
-
 /// The rounds of a static rendezvous have one store, so that the next group needs another name there.
 #[test]
 fn a_group_that_has_ended_restarts_as_a_whole() {
@@ -573,21 +411,6 @@ fn a_static_node_that_is_started_again_has_other_processes() {
     }
 }
 
-#[test]
-fn a_crash_after_the_workers_have_finished_starts_nothing_again() {
-    let options = ["--nproc-per-node=3", "--max-restarts=3", "--min-workers=3"];
-    let members = Members::start(&options, &[], MEMBER);
-    members.generation(3, &[]);
-    fs::write(members.job.path("last"), "").unwrap();
-    let ended = members.end();
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    let late = "rank 1 failed after the workers had finished: its results are complete";
-    assert!(ended.stderr.contains(late), "{ended:?}");
-    for text in ["starts instead", "restarting the workers"] {
-        assert!(!ended.stderr.contains(text), "{ended:?}");
-    }
-}
-
 /// A signal ends workers, those that have replaced others too, and replacements that wait.
 #[test]
 fn a_signal_ends_all_workers() {
@@ -601,49 +424,6 @@ fn a_signal_ends_all_workers() {
         let ended = members.end();
         assert_eq!(ended.code, Some(1), "{ended:?}");
     }
-}
-
-/// The workers of both nodes are one group, on a store that outlives each of them.
-#[test]
-fn workers_survive_those_of_another_node_and_its_loss() {
-    let job = Job::with_server();
-    let options = [
-        "--keep-workers",
-        "--nproc-per-node=2",
-        "--max-restarts=9",
-        "--workers-store=rendezvous",
-    ];
-    let [launcher, other] = [(), ()].map(|()| {
-        let mut command = job.node_command(&options, MEMBER);
-        command.env("MEMBER", env::current_exe().unwrap());
-        Running::start(command)
-    });
-    let launcher = Some(launcher);
-    let members = Members { job, launcher };
-    let four = members.generation(4, &[]);
-    kill(four[&0]);
-    kill(four[&3]);
-    let next = members.generation(4, &[four[&0], four[&3]]);
-    assert_eq!((next[&1], next[&2]), (four[&1], four[&2]));
-    other.signal(Signal::KILL);
-    other.end();
-    let mut left = BTreeMap::new();
-    until("the workers of the launcher end with it", || {
-        let live = members.job.processes();
-        left.clone_from(&next);
-        left.retain(|_, pid| live.contains(pid));
-        left.len() == 2
-    });
-    let mut dead: Vec<i32> = next.into_values().chain([four[&0], four[&3]]).collect();
-    dead.retain(|pid| left.values().all(|it| it != pid));
-    assert_eq!(members.generation(2, &dead), left);
-    // Once the other members count as lost, the remaining members exit.
-    let ended = members.finish();
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(
-        !ended.stderr.contains("restarting the workers"),
-        "{ended:?}"
-    );
 }
 
 /// Nodes of a job with up to three, on a store that outlives each of them.
@@ -735,28 +515,6 @@ fn a_spare_takes_the_place_of_a_lost_node() {
     members.finish_with([spare]);
 }
 
-/// docs/spec/rendezvous.md, KEEPING 1. The other nodes run on.
-#[test]
-fn a_node_without_the_option_is_refused_with_both_names() {
-    let (members, second) = two_nodes("--nnodes=2:3", &[]);
-    let four = members.generation(4, &[]);
-    let endpoint = format!("--rdzv-endpoint={}", members.job.server().address);
-    let options = [
-        "--nnodes=2:3",
-        "--rdzv-backend=c10d",
-        "--rdzv-id=job",
-        "--rdzv-conf=is_host=0,keep_alive_interval=1,keep_alive_max_attempt=12",
-        &endpoint,
-    ];
-    let refused = members.job.run(&options, "exit 0");
-    assert_eq!(refused.code, Some(1), "{refused:?}");
-    for text in [" has --keep-workers, and ", " has not"] {
-        assert!(refused.stderr.contains(text), "{refused:?}");
-    }
-    assert_kept(&four, &members.generation(4, &[]));
-    members.finish_with([second]);
-}
-
 /// Joins like a node of torchrun: takes part in the exchange of ranks, and writes nothing else.
 fn take_part_as_torchrun(address: SocketAddr) -> RendezvousInfo {
     let store = TcpStore::open(
@@ -806,39 +564,4 @@ fn a_round_with_a_node_of_torchrun_does_not_keep_workers() {
     let warning =
         "--keep-workers is off in this round: 1 of its 2 nodes run torchrun or release 0.2";
     assert_eq!(ended.stderr.matches(warning).count(), 1, "{ended:?}");
-}
-
-/// The remaining nodes do not wait for that node in the exit barrier.
-#[test]
-fn a_node_that_has_entered_and_is_killed_is_not_waited_for() {
-    let (members, second) = two_nodes("--nnodes=2:3", &[]);
-    let four = members.generation(4, &[]);
-    let third = start_node(&members.job, "--nnodes=2:3", &[]);
-    let six = members.generation(6, &[]);
-    for id in four.keys() {
-        fs::write(members.job.path(&format!("finish-{id}")), "").unwrap();
-    }
-    let dead: Vec<i32> = four.values().copied().collect();
-    members.generation(2, &dead);
-    third.signal(Signal::KILL);
-    third.end();
-    let began = Instant::now();
-    assert_eq!(six.len(), 6);
-    for ended in [second.end(), members.end()] {
-        assert_eq!(ended.code, Some(0), "{ended:?}");
-    }
-    assert!(began.elapsed() < Duration::from_secs(100));
-}
-
-/// The store is refused at the start, because it is already known that the workers' store has no membership
-/// service.
-#[test]
-fn a_store_of_the_workers_own_is_refused() {
-    let job = Job::new();
-    let mut command = job.command(&["--standalone", "--keep-workers"], "exit 0");
-    command.env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1");
-    let ended = Running::start(command).end();
-    assert_eq!(ended.code, Some(2), "{ended:?}");
-    let why = "--keep-workers needs a workers' store that a launcher serves";
-    assert!(ended.stderr.contains(why), "{ended:?}");
 }
