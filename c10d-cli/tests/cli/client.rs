@@ -48,21 +48,6 @@ fn values_come_from_an_argument_a_file_or_standard_input() {
 }
 
 #[test]
-fn a_value_of_pytorchs_longest_size_round_trips() {
-    let server = Server::start();
-    let value: Vec<u8> = (0..8 << 20).map(|index| (index % 253) as u8).collect();
-    run_with_input(server.arguments(&["set", "long", "-"]), &value).assert_prints("");
-    let file = tempfile::NamedTempFile::new().unwrap();
-    let mut get = command(server.arguments(&["get", "long", "--timeout=60s"]));
-    get.stdout(file.reopen().unwrap());
-    Running::start(get).end().assert_prints("");
-    assert!(
-        fs::read(file.path()).unwrap() == value,
-        "another value came back"
-    );
-}
-
-#[test]
 fn numbers() {
     let server = Server::start();
     server.store(&["add", "n"]).assert_prints("1\n");
@@ -232,14 +217,6 @@ fn several_keys_at_once() {
 }
 
 #[test]
-fn append_creates_and_grows() {
-    let server = Server::start();
-    server.store(&["append", "log", "one"]).assert_prints("");
-    run_with_input(server.arguments(&["append", "log", "-"]), b"\ntwo").assert_prints("");
-    server.store(&["get", "log"]).assert_prints("one\ntwo");
-}
-
-#[test]
 fn queues() {
     let server = Server::start();
     server.store(&["len", "q"]).assert_prints("0\n");
@@ -367,13 +344,6 @@ fn every_command_can_answer_with_one_json_object() {
     let failed = server.store(&["get", "none", "--json", "--timeout=0"]);
     failed.assert_fails(1, "none");
     assert_eq!(failed.stdout, b"");
-}
-
-#[test]
-fn ping_prints_a_time() {
-    let ended = Server::start().store(&["ping"]);
-    let milliseconds = ended.stdout_text().strip_suffix(" ms\n").unwrap();
-    assert!(milliseconds.parse::<f64>().unwrap() > 0.0, "{ended:?}");
 }
 
 #[test]

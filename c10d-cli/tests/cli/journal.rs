@@ -1,16 +1,12 @@
 //! A store in a directory: served, verified, exported, imported.
 
+use std::fs;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Instant;
-use std::{fs, thread};
 
-use c10d_store::{Store, TcpStore};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::gloo::rank_that_waits;
-use crate::process::{Ended, PATIENCE, Server, command, free_port, run, run_with_input, until};
+use crate::process::{Ended, Server, command, run, run_with_input};
 
 fn serve(directory: &Path) -> Server {
     let directory = format!("--dir={}", directory.display());
@@ -61,64 +57,6 @@ fn a_store_in_a_directory_survives_kill_and_sigterm() {
     assert_eq!(report["intact"], true);
     assert_eq!(report["epoch"], 3);
     assert_eq!(report["queue_elements"], 1);
-}
-
-/// docs/explanation/durability.md: a number that ADD has returned is never returned again.
-#[test]
-fn a_counter_never_repeats_over_kills() {
-    const CLIENTS: usize = 4;
-    const KILLS: usize = 5;
-    const ADDS: usize = 100;
-    let folder = tempfile::tempdir().unwrap();
-    let directory = format!("--dir={}", folder.path().join("store").display());
-    let number = free_port();
-    let port = format!("--port={number}");
-    let start = || Server::start_with(["store", "serve", &port, &directory]);
-    let (answered, ends) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let began = Instant::now();
-    let is_over = || ends.load(Ordering::SeqCst) || began.elapsed() > 2 * PATIENCE;
-    let count = || {
-        let mut numbers = Vec::new();
-        while !is_over() {
-            let Ok(store) = TcpStore::connect("127.0.0.1", number) else {
-                continue;
-            };
-            while let (false, Ok(sum)) = (is_over(), store.add("n", 1)) {
-                numbers.push(sum);
-                answered.fetch_add(1, Ordering::SeqCst);
-            }
-        }
-        numbers
-    };
-    let mut server = start();
-    let all: Vec<Vec<i64>> = thread::scope(|scope| {
-        let clients = [(); CLIENTS].map(|()| scope.spawn(count));
-        for kill in 0..=KILLS {
-            let before = answered.load(Ordering::SeqCst);
-            until("the clients count", || {
-                answered.load(Ordering::SeqCst) >= before + ADDS
-            });
-            if kill < KILLS {
-                drop(server);
-                server = start();
-            }
-        }
-        ends.store(true, Ordering::SeqCst);
-        clients.map(|client| client.join().unwrap()).into()
-    });
-    for numbers in &all {
-        assert!(
-            numbers.is_sorted_by(|a, b| a < b),
-            "one client's numbers rise"
-        );
-    }
-    let mut numbers = all.concat();
-    numbers.sort_unstable();
-    assert!(
-        numbers.is_sorted_by(|a, b| a < b),
-        "two clients got one number"
-    );
-    assert!(numbers.len() >= ADDS * (KILLS + 1));
 }
 
 #[test]
@@ -258,29 +196,4 @@ fn a_failed_write_ends_the_server() {
     let line: Value = serde_json::from_slice(&exported.stdout).unwrap();
     let kept: u64 = line["value"].as_str().unwrap().parse().unwrap();
     assert!(kept == sum || kept == sum + 1, "{kept} of {sum}");
-}
-
-/// Ranks behind a relay would survive.
-#[test]
-fn ranks_that_would_not_survive_a_restart_of_their_store_are_named() {
-    let folder = tempfile::tempdir().unwrap();
-    let server = serve(folder.path());
-    let upstream = format!("--upstream={}", server.address);
-    let relay = Server::start_with(["relay", "--listen=127.0.0.1:0", &upstream]);
-    let _direct = rank_that_waits(&server, 0, 3, 2);
-    let _relayed = rank_that_waits(&relay, 1, 3, 2);
-    let mut why = Value::Null;
-    until("both wait", || {
-        let address = server.address.to_string();
-        let ended = run(["why", "--json", "--connect", &address]);
-        why = serde_json::from_slice(&ended.stdout).unwrap_or_default();
-        let waits = |rank: usize| why["ranks"][rank]["state"] == "waiting";
-        waits(0) && waits(1)
-    });
-    let findings = why["findings"].as_array().unwrap();
-    let note = findings
-        .iter()
-        .find(|it| it["kind"] == "connected_directly");
-    let text = note.map_or("", |note| note["text"].as_str().unwrap());
-    assert!(text.starts_with("Rank 0 is connected"), "{why}");
 }

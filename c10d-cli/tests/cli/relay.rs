@@ -213,18 +213,6 @@ fn a_lock_in_a_worker_that_has_the_secret_survives_a_restart_of_the_server() {
 }
 
 #[test]
-fn a_relay_listens_on_loopback_addresses_only() {
-    for address in ["0.0.0.0:0", "[::]:0", "10.1.2.3:0"] {
-        let listen = format!("--listen={address}");
-        let refused = run(["relay", "--upstream=127.0.0.1:1", &listen]);
-        refused.assert_fails(2, "which is not a loopback address");
-    }
-    let missing = run(["relay"]);
-    assert_eq!(missing.code, Some(2), "{missing:?}");
-    assert!(missing.stderr.contains("--upstream"), "{missing:?}");
-}
-
-#[test]
 fn workers_of_two_nodes_meet_through_relays_on_one_port() {
     let folder = tempfile::tempdir().unwrap();
     let secret = option(&new_secret(folder.path(), "secret"));
@@ -305,52 +293,6 @@ fn the_nodes_of_a_static_rendezvous_have_relays_and_restart_alone() {
     assert_eq!(words.len(), 2, "{nodes:?}");
     for line in &words {
         assert_eq!(line[2..5], [&port, "127.0.0.1", &store], "{words:?}");
-    }
-}
-
-#[test]
-fn a_node_without_a_relay_is_an_error_on_the_others() {
-    // The one without either misses the ranks of the other, or sees it leave and waits for another node.
-    let conf = "--rdzv-conf=read_timeout=2,join_timeout=15";
-    let nodes = two_nodes([&["--relay", conf], &[conf]], "exit 0");
-    let [with, without] = &nodes;
-    assert_eq!(with.code, Some(1), "{with:?}");
-    assert!(
-        with.stderr
-            .contains("every node of the round needs --relay"),
-        "{with:?}"
-    );
-    assert_eq!(without.code, Some(1), "{without:?}");
-    assert!(words(&nodes).is_empty(), "{nodes:?}");
-}
-
-#[test]
-fn a_relay_needs_a_store_that_a_launcher_serves() {
-    let conf = "--rdzv-conf=share_store=0";
-    let options = ["--standalone", "--relay", conf];
-    let refused = Running::start(launch(&options, "exit 0")).end();
-    assert_eq!(refused.code, Some(2), "{refused:?}");
-    assert!(
-        refused.stderr.contains("relay needs a workers' store"),
-        "{refused:?}"
-    );
-}
-
-#[test]
-fn a_single_node_has_a_relay_on_the_port_of_the_user() {
-    let port = free_port().to_string();
-    let options = [
-        "--standalone",
-        "--nproc-per-node=2",
-        "--relay",
-        "--relay-port",
-        &port,
-    ];
-    let ended = Running::start(launch(&options, &format!("{MEET}{ADDRESSES}"))).end();
-    let nodes = [ended];
-    assert_succeeded(&nodes);
-    for line in words(&nodes) {
-        assert_eq!(line[1..4], ["127.0.0.1", &port, "127.0.0.1"]);
     }
 }
 

@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::pages::{Pages, stuck_report};
-use crate::process::{Ended, Running, Server, free_port, refusing_address, run, until};
+use crate::process::{Ended, Running, Server, refusing_address, run, until};
 use crate::run_explain::{Job, WAITS_FOR_RANK_1};
 
 fn why(address: SocketAddr, words: &[&str]) -> Ended {
@@ -47,38 +47,6 @@ fn the_rendezvous_leads_to_the_store_of_the_workers() {
     let json: Value = serde_json::from_str(ended.stdout_text()).unwrap();
     assert_eq!(json["store"], workers.address.to_string());
     assert_eq!(json["a_field_of_a_newer_version"], 7);
-}
-
-#[test]
-fn the_ranks_are_found_from_the_rendezvous_too() {
-    let (rendezvous, workers) = (Pages::start(), Pages::start());
-    rendezvous.set("/why.json", &rendezvous_of(&[&workers.address.to_string()]));
-    workers.set("/why.json", &stuck_report());
-    for words in [&["stacks", "2"][..], &["flight"]] {
-        let address = rendezvous.address.to_string();
-        let ended = run([words, &["--connect", &address]].concat());
-        let text = format!("{}{}", ended.stdout_text(), ended.stderr);
-        assert!(
-            text.to_lowercase().contains("rank 2"),
-            "{words:?}: {ended:?}"
-        );
-    }
-}
-
-/// A store that only leads further, to itself, or to nothing does not keep anybody busy.
-#[test]
-fn only_one_step_is_made() {
-    let (first, second) = (Pages::start(), Pages::start());
-    let addresses = [first.address.to_string(), second.address.to_string()];
-    let circle = rendezvous_of(&[&addresses[0], "no address", &addresses[1]]);
-    first.set("/why.json", &circle);
-    second.set("/why.json", &circle);
-    let ended = why(first.address, &[]);
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert_eq!((first.asked().len(), second.asked().len()), (1, 1));
-    // Only itself.
-    first.set("/why.json", &rendezvous_of(&[&addresses[0]]));
-    why(first.address, &[]).assert_prints("The workers use another store.\n");
 }
 
 #[test]
@@ -176,39 +144,4 @@ fn a_node_rank_that_is_absent_is_missing_at_the_static_endpoint() {
     until("the launcher is forgotten", || {
         why(server.address, &[]).code == Some(0)
     });
-}
-
-/// The workers have not connected to the store, so only the launcher can report this.
-#[test]
-#[cfg(target_os = "linux")]
-fn a_worker_is_called_stopped_while_it_is() {
-    let job = Job::new();
-    let port = free_port().to_string();
-    let options = [
-        "--nproc-per-node=2",
-        "--rdzv-backend=static",
-        "--master-addr=127.0.0.1",
-        "--master-port",
-        &port,
-        "--explain-after=never",
-    ];
-    let launcher = Running::start(job.command(&options, "exec sleep 600", "log"));
-    let address: SocketAddr = format!("127.0.0.1:{port}").parse().unwrap();
-    let report = || -> Value {
-        let ended = why(address, &["--json"]);
-        serde_json::from_str(ended.stdout_text()).unwrap_or_default()
-    };
-    until("it runs", || report()["ranks"][1]["pid"].is_number());
-    let pid = report()["ranks"][1]["pid"].as_i64().unwrap();
-    let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
-    rustix::process::kill_process(pid, Signal::STOP).unwrap();
-    until("it is called stopped", || why(address, &[]).code == Some(4));
-    let text = why(address, &[]).stdout_text().to_owned();
-    assert!(text.starts_with("Rank 1 is stopped: pid "), "{text}");
-    assert!(text.contains(" is in state T"), "{text}");
-    assert!(text.contains(" Continue it with kill -CONT "), "{text}");
-    rustix::process::kill_process(pid, Signal::CONT).unwrap();
-    until("it goes on", || why(address, &[]).code == Some(0));
-    launcher.signal(Signal::TERM);
-    launcher.end();
 }
