@@ -1,30 +1,10 @@
 //! Polls for conditions that cannot be awaited.
 
-use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::Pid;
-
 /// Expires only when a test fails: a start of Python and PyTorch takes long on a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
-
-/// Waits until a thread of this process is blocked in the kernel, or has ended (Linux).
-///
-/// # Panics
-/// When neither happens within 120 s.
-pub fn until_blocked(thread: Pid) {
-    let path = format!("/proc/self/task/{}/stat", thread.as_raw_nonzero());
-    eventually("the thread is blocked", || {
-        let Ok(stat) = fs::read_to_string(&path) else {
-            return true;
-        };
-        // The state follows the name, which is in parentheses and may contain parentheses.
-        stat.rsplit(") ")
-            .next()
-            .is_some_and(|rest| rest.starts_with('S'))
-    });
-}
 
 /// Polls until `condition` holds; `what` describes it in messages.
 ///

@@ -15,7 +15,6 @@ pub mod planned_ranks;
 pub mod process;
 pub mod raw_client;
 pub mod relay;
-pub mod rpc_group;
 pub mod torch;
 pub mod watchdog;
 

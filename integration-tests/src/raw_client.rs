@@ -3,7 +3,7 @@
 //! It shares no code with the library: a bug in shared code would go unnoticed.
 
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use byteorder::{ByteOrder, LittleEndian};
@@ -32,7 +32,6 @@ pub mod command {
     pub const SET: u8 = 1;
     pub const GET: u8 = 3;
     pub const ADD: u8 = 4;
-    pub const WAIT: u8 = 6;
     pub const CANCEL_WAIT: u8 = 12;
     pub const PING: u8 = 13;
     pub const BARRIER: u8 = 18;
@@ -86,44 +85,22 @@ impl Request {
         self.bytes.extend_from_slice(&bytes);
         self
     }
-
-    /// The bytes so far.
-    #[must_use]
-    pub fn bytes(&self) -> &[u8] {
-        &self.bytes
-    }
 }
 
 impl RawClient {
-    /// Connects without a handshake.
+    /// Connects, sends the handshake and waits until the server has accepted it.
     ///
     /// # Errors
-    /// When the connection fails.
-    pub fn connect(address: SocketAddr) -> io::Result<Self> {
+    /// When the connection is closed, or the reply is wrong or late.
+    pub fn join(address: SocketAddr) -> io::Result<Self> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(REPLY_LIMIT))?;
         stream.set_write_timeout(Some(REPLY_LIMIT))?;
-        Ok(Self { stream })
-    }
-
-    /// Connects and completes the handshake.
-    ///
-    /// # Errors
-    /// When the connection or the handshake fails.
-    pub fn join(address: SocketAddr) -> io::Result<Self> {
-        let mut client = Self::connect(address)?;
-        client.handshake()?;
+        let mut client = Self { stream };
+        client.send(&Request::new(command::VALIDATE).u32(MAGIC))?;
+        client.fence()?;
         Ok(client)
-    }
-
-    /// Sends the handshake and waits until the server has accepted it.
-    ///
-    /// # Errors
-    /// When the connection is closed, or the reply is wrong or late.
-    pub fn handshake(&mut self) -> io::Result<()> {
-        self.send(&Request::new(command::VALIDATE).u32(MAGIC))?;
-        self.fence()
     }
 
     /// Sends a request.
@@ -131,15 +108,7 @@ impl RawClient {
     /// # Errors
     /// When the connection is closed, or the server does not read in time.
     pub fn send(&mut self, request: &Request) -> io::Result<()> {
-        self.send_bytes(request.bytes())
-    }
-
-    /// Sends any bytes.
-    ///
-    /// # Errors
-    /// As [`send`](Self::send).
-    pub fn send_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.stream.write_all(bytes)
+        self.stream.write_all(&request.bytes)
     }
 
     /// Waits until the server has executed all requests sent so far: sends a PING, and expects its reply next.
@@ -189,25 +158,6 @@ impl RawClient {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         Ok(bytes)
-    }
-
-    /// Reads until the server closes the connection; returns the number of bytes. After a reset, 0.
-    ///
-    /// # Errors
-    /// When the server does not close the connection in time.
-    pub fn read_to_close(&mut self) -> io::Result<u64> {
-        match io::copy(&mut self.stream, &mut io::sink()) {
-            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(0),
-            other => other,
-        }
-    }
-
-    /// Closes both directions.
-    ///
-    /// # Errors
-    /// When the system call fails.
-    pub fn close(self) -> io::Result<()> {
-        self.stream.shutdown(Shutdown::Both)
     }
 
     fn read_bytes<const N: usize>(&mut self) -> io::Result<[u8; N]> {

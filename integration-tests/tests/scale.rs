@@ -107,26 +107,3 @@ fn five_thousand_connections_join_and_meet() {
         connections.to_string().as_bytes()
     );
 }
-
-/// One `set` that two thousand wait for.
-#[test]
-fn one_set_wakes_thousands() {
-    let _watchdog = Watchdog::start("one_set_wakes_thousands", LIMIT);
-    let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a server");
-    let waiters = (connections_possible() / 2).min(2000);
-    let wait = Request::new(command::WAIT).u64(1).blob(b"/go");
-    let mut peers: Vec<RawClient> = (0..waiters)
-        .map(|_| {
-            let mut peer = RawClient::join(server.local_addr()).expect("a connection");
-            peer.send(&wait).expect("wait");
-            peer.fence().expect("still waiting");
-            peer
-        })
-        .collect();
-    let store = TcpStore::connect("127.0.0.1", server.local_addr().port()).expect("a client");
-    store.set("go", b"").expect("set");
-    for peer in &mut peers {
-        assert_eq!(peer.read_u8().expect("released"), READY);
-        peer.fence().expect("released once");
-    }
-}

@@ -363,30 +363,6 @@ fn no_temporary_file_outlives_an_agent_that_is_killed() {
 }
 
 #[test]
-fn a_spare_node_exits_with_0_when_the_job_ends() {
-    let job = Job::with_server();
-    let endpoint = format!("--rdzv-endpoint={}", job.server().address);
-    let options = ["--rdzv-backend=c10d", "--rdzv-conf=is_host=0", &endpoint];
-    let script = "
-        echo > $C10D_TEST_FOLDER/ready
-        while ! [ -e $C10D_TEST_FOLDER/end ]; do sleep 0.01; done";
-    let member = job.start(&options, script);
-    job.line("ready");
-    let state = || {
-        let key = ["get", "torch.rendezvous.none", "--timeout=5s"];
-        job.server().store(&key).stdout
-    };
-    let alone = state().len();
-    let spare = job.start(&options, script);
-    until("the spare is listed", || state().len() > alone + 50);
-    fs::write(job.path("end"), "").unwrap();
-    assert_succeeded(&member.end());
-    let ended = spare.end();
-    assert_succeeded(&ended);
-    assert!(ended.stderr.contains("spare"), "{ended:?}");
-}
-
-#[test]
 fn an_endpoint_that_cannot_be_used_is_reported_in_one_line_before_anything_starts() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = format!("127.0.0.1:{}", taken.local_addr().unwrap().port());

@@ -183,13 +183,12 @@ const ENDPOINTS: [(&str, &str); 4] = [
     ("[fd00:8::2]:29500", "fd00:8::"),
 ];
 
-fn all_meet(has_own_pids: bool) {
+/// docs/spec/rendezvous.md, ADDR 1 and 2, IDENTITY 1. All launchers have the process id 1, so two hosts with one name have
+/// the same identity.
+#[test]
+fn nodes_get_the_address_at_which_they_have_met() {
     for names in all_names() {
-        let setups = names.setups.map(|setup| match has_own_pids {
-            true => setup.with_own_pids(),
-            false => setup,
-        });
-        let Some(hosts) = Hosts::start(setups) else {
+        let Some(hosts) = Hosts::start(names.setups.map(HostSetup::with_own_pids)) else {
             return;
         };
         for (number, (endpoint, network)) in ENDPOINTS.iter().enumerate() {
@@ -206,19 +205,6 @@ fn all_meet(has_own_pids: bool) {
             assert!(!text.contains("all interfaces"), "{case}: {text}");
         }
     }
-}
-
-/// docs/spec/rendezvous.md, ADDR 1 and 2.
-#[test]
-fn nodes_get_the_address_at_which_they_have_met() {
-    all_meet(false);
-}
-
-/// docs/spec/rendezvous.md, ADDR 1 and IDENTITY 1. All launchers have the process id 1, so two hosts with one name have the
-/// same identity.
-#[test]
-fn containers_with_one_name_and_process_id_are_two_nodes() {
-    all_meet(true);
 }
 
 fn is_local(name: &str) -> HostSetup {

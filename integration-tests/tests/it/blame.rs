@@ -117,15 +117,6 @@ fn a_rank_that_left_with_0_is_named_everywhere() {
     assert_eq!(told.json["root_cause"]["is_certain"], true);
 }
 
-#[test]
-fn a_rank_that_is_about_to_exit_is_waited_for() {
-    let _watchdog = Watchdog::start("a_rank_that_is_about_to_exit_is_waited_for", LIMIT);
-    let told = Told::of(3, &leaves_late("0.1"));
-    let part = "it lost its connection to another rank, perhaps to rank 1, which exited with code 0 soon after";
-    told.names(0, &["rank 0 exited with code 1: ", part]);
-    assert_eq!(told.json["root_cause"]["is_certain"], false);
-}
-
 /// A script in which rank 0 loses its connection, and rank 1 exits with 0 this many seconds after rank 0. The other ranks keep
 /// running.
 fn leaves_late(seconds: &str) -> String {
@@ -148,75 +139,6 @@ fn a_rank_that_exits_long_after_it_closed_its_connections_is_named() {
     let end = " before that was noticed, rank 0 lost its connection to it";
     told.names(1, &["rank 1 exited with code 0; ", end]);
     assert_eq!(told.json["root_cause"]["is_certain"], true);
-}
-
-/// The wait for such a rank is bounded, and the report does not accuse a rank that runs.
-#[test]
-fn a_rank_that_keeps_running_after_it_closed_its_connections_is_stopped() {
-    let _watchdog = Watchdog::start(
-        "a_rank_that_keeps_running_after_it_closed_its_connections_is_stopped",
-        LIMIT,
-    );
-    let told = Told::of(2, &leaves_late("1000"));
-    let part = "it lost its connection to another rank, and no other had exited";
-    told.names(0, &["rank 0 exited with code 1: ", part]);
-}
-
-#[test]
-fn a_wait_in_the_store_is_explained_by_the_rank_that_left() {
-    let _watchdog = Watchdog::start(
-        "a_wait_in_the_store_is_explained_by_the_rank_that_left",
-        LIMIT,
-    );
-    let wait = "DistStoreError: wait timeout after 5000ms, keys: /default_pg/0//result/1";
-    let script = format!(
-        "{ORDER} runs; [ $RANK != 1 ] || exit 0; [ $RANK != 2 ] || exec sleep 1000; \
-         await_exit 1; sleep 0.5; echo '{wait}' >&2; exit 1"
-    );
-    let told = Told::of(3, &script);
-    told.names(
-        1,
-        &[
-            "rank 1 exited with code 0, ",
-            " before rank 0 gave up waiting for the key ",
-        ],
-    );
-}
-
-#[test]
-fn an_abort_at_the_end_of_a_program_has_a_cure() {
-    let _watchdog = Watchdog::start("an_abort_at_the_end_of_a_program_has_a_cure", LIMIT);
-    let script = format!(
-        "{ORDER} runs; [ $RANK = 1 ] || exit 0; await_exit 0; \
-         echo 'terminate called without an active exception' >&2; kill -ABRT $$$$"
-    );
-    let told = Told::of(2, &script);
-    told.names(
-        1,
-        &["rank 1 was ended by SIGABRT at the end of its program"],
-    );
-    let cure = "call torch.distributed.destroy_process_group() at the end of the program";
-    assert_eq!(told.json["root_cause"]["cure"], cure);
-    assert!(
-        told.text.contains(&format!("  cure      : {cure}\n")),
-        "{}",
-        told.text
-    );
-}
-
-#[test]
-fn a_rank_with_its_own_reason_stays_the_root_cause() {
-    let _watchdog = Watchdog::start("a_rank_with_its_own_reason_stays_the_root_cause", LIMIT);
-    let told = Told::of(
-        2,
-        "[ $RANK = 1 ] || exec sleep 1000; echo bad shard 17 >&2; exit 3",
-    );
-    assert_eq!(told.json["root_cause"], Value::Null, "{}", told.json);
-    assert!(
-        told.text.contains("Root Cause (first observed failure)"),
-        "{}",
-        told.text
-    );
 }
 
 /// The reports of two nodes. Rank 1 on the other node gives its reason and exits with 3; rank 0 loses its connection to it.

@@ -179,23 +179,6 @@ fn static_nodes_end_together() {
     }
 }
 
-#[test]
-fn a_failure_ends_the_job_when_the_restarts_are_used_up() {
-    let job = Job::new("2", &["--max-restarts", "1"]);
-    let script = RANK_1_FAILS.replace("up.", "up.$TORCHELASTIC_RESTART_COUNT.");
-    let script = script.replace("TORCHELASTIC_RESTART_COUNT", "GENERATION");
-    let script = format!(
-        "GENERATION=$(( $(ls gen.$RANK.* 2>/dev/null | wc -l) )); touch gen.$RANK.$GENERATION\n{script}"
-    );
-    let mut all: Vec<_> = (0..2).map(|index| job.node(index, &script)).collect();
-    let codes: Vec<i32> = all.iter_mut().map(code).collect();
-    assert_eq!(codes, [1, 1], "{}{}", all[0].stderr(), all[1].stderr());
-    let stopped = all
-        .iter()
-        .filter(|node| count(node, "root cause: rank 1 on ") == 1);
-    assert_eq!(stopped.count(), 1, "{}{}", all[0].stderr(), all[1].stderr());
-}
-
 /// docs/spec/rendezvous.md, END 8. A failure after a restart is often a consequence, and on another node.
 #[test]
 fn the_first_failure_stays_in_the_reports_of_all_nodes() {
@@ -240,17 +223,6 @@ exec sleep 1000";
         assert!(failure["time"].as_f64().unwrap() > 1e9, "{json}");
         assert!(failure["host"].is_string(), "{json}");
     }
-}
-
-/// A script can save what it has in the grace period of a signal.
-#[test]
-fn the_other_workers_have_the_grace_period_of_a_signal() {
-    let job = Job::new("2", &["--shutdown-timeout", "60"]);
-    let saves = "trap 'sleep 1; echo saved >saved; exit 0' TERM; touch up.$RANK; while :; do sleep 0.05; done";
-    let fails = "until [ -e up.0 ] || [ -e up.1 ]; do sleep 0.01; done; exit 7";
-    let mut all = [job.node(0, fails), job.node(1, saves)];
-    assert_eq!(all.each_mut().map(code), [1, 1], "{}", all[1].stderr());
-    job.await_file("saved");
 }
 
 #[test]
@@ -299,27 +271,6 @@ fn loosely_coupled_workers_run_on() {
         [failed == Some(0), failed == Some(1)]
     );
     assert!(job.path().join("done").exists());
-}
-
-/// The other nodes continue while the minimum remains.
-#[test]
-fn lost_and_stopped_nodes_are_no_failures_of_the_job() {
-    for signal in [Signal::KILL, Signal::TERM] {
-        let conf = "is_host=1,join_timeout=60,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=2";
-        let job = Job::new("1:2", &[]);
-        let script = "touch up.$RANK.$WORLD_SIZE; until [ -e end ]; do sleep 0.01; done";
-        let options = |conf| ["--rdzv-backend", "c10d", "--rdzv-conf", conf];
-        let mut stays = job.launch(0, &options(conf), script);
-        let other = conf.replace("is_host=1", "is_host=0");
-        let mut leaves = job.launch(1, &options(&other), script);
-        job.await_file("up.0.2");
-        job.await_file("up.1.2");
-        leaves.signal(signal);
-        leaves.wait(LIMIT);
-        job.await_file("up.0.1");
-        fs::write(job.path().join("end"), "").unwrap();
-        assert_eq!(code(&mut stays), 0, "{}", stays.stderr());
-    }
 }
 
 /// docs/spec/rendezvous.md, END 5. gloo aborts when the interpreter has exited, while rank 0 still writes its results.

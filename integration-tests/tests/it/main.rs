@@ -12,7 +12,6 @@ mod documents;
 mod durable;
 #[path = "../../../c10d-cli/tests/cli/etcd.rs"]
 mod etcd;
-mod faults;
 mod file_store;
 mod gpu;
 mod groups;
@@ -30,7 +29,6 @@ mod outages;
 mod preload;
 mod preload_torch;
 mod process_group;
-mod processes;
 mod public_rules;
 mod reachability;
 mod relays;

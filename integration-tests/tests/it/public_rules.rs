@@ -4,8 +4,6 @@
 //! - The trait `Store` has at most [`STORE_REQUIRED_MAX`] required methods, and fits on a screen.
 //! - A time-out is `impl Into<Option<Duration>>`. It is a `Duration` where it cannot be absent, which [`ALWAYS_LIMITED`]
 //!   lists, and an `Option` only in traits that are used as `dyn`.
-//! - A function that only tells whether something holds begins with `is_` or `has_`; [`ACTS`] are not of this kind.
-//! - No documentation comment only repeats the name of its item. This holds for private items too.
 //!
 //! Everything `pub` counts as public: a lint refuses `pub` for items that no other crate can reach.
 //! `cargo test -p integration-tests --test it public_rules -- --nocapture` prints the counts.
@@ -17,9 +15,8 @@ use std::sync::LazyLock;
 
 use syn::visit::{self, Visit};
 use syn::{
-    Attribute, Expr, Field, FnArg, GenericArgument, ImplItemFn, Item, ItemFn, ItemImpl, Lit, Meta,
-    Pat, PathArguments, ReceiverKind, ReturnType, Signature, TraitItem, TraitItemFn, Type,
-    TypeParamBound, UseTree, Variant, Visibility,
+    Attribute, Expr, FnArg, GenericArgument, ImplItemFn, Item, ItemFn, ItemImpl, Lit, Meta, Pat,
+    PathArguments, Signature, TraitItem, TraitItemFn, Type, TypeParamBound, UseTree, Visibility,
 };
 
 use crate::documents::Tree;
@@ -54,14 +51,6 @@ const ALWAYS_LIMITED: [&str; 16] = [
     "TcpStoreOptions::with_resume",
     "fetch",
     "fetch_all",
-];
-
-/// Functions that do something, and return whether it took effect.
-const ACTS: [&str; 4] = [
-    "Promise::complete",
-    "QueuedWriter::finish",
-    "RendezvousBackend::acquire_write_lease",
-    "RendezvousHandler::shutdown",
 ];
 
 static API: LazyLock<Api> = LazyLock::new(|| Api::read(&Tree::read()));
@@ -153,45 +142,14 @@ fn time_outs_are_spelt_one_way() {
 }
 
 #[test]
-fn predicates_begin_with_is_or_has() {
-    let api = &*API;
-    let problems: Vec<String> = api
-        .functions
-        .iter()
-        .filter(|function| function.is_predicate)
-        .filter(|function| !function.name.starts_with("is_") && !function.name.starts_with("has_"))
-        .filter(|function| !is_listed(&ACTS, function))
-        .map(ToString::to_string)
-        .collect();
-    assert!(problems.is_empty(), "{}", problems.join("\n"));
-}
-
-#[test]
-fn no_comment_only_repeats_a_name() {
-    let api = &*API;
-    let problems: Vec<&str> = api.repetitions.iter().map(String::as_str).collect();
-    assert!(
-        problems.is_empty(),
-        "{} comments say no more than the name:\n{}",
-        problems.len(),
-        problems.join("\n")
-    );
-}
-
-#[test]
 fn the_rules_find_what_they_forbid() {
     let mut reader = Reader::new("c", Path::new("c/src/lib.rs"));
     let source = "
-        /// Its size in bytes.
-        pub struct A { /** The key. */ pub key: u8, /// The shortest key.
-            other: u8 }
+        pub struct A;
         impl A {
-            /// An A of sizes.
-            pub fn a_of_size(timeout: Option<Duration>, pause: Duration) {}
+            pub fn of_size(timeout: Option<Duration>, pause: Duration) {}
             pub fn good(&self, timeout: impl Into<Option<Duration>>) -> Result<bool, ()> {}
             pub fn with_io_timeout(mut self, timeout: Duration) -> Self {}
-            pub const fn waits(&self) -> bool {}
-            pub fn take(&mut self) -> bool {}
             fn own(&self, timeout: Option<Duration>) -> bool {}
         }
         pub trait T { fn wait(&self, timeout: Option<Duration>) -> bool; }
@@ -199,29 +157,15 @@ fn the_rules_find_what_they_forbid() {
         mod tests { pub fn f() {} }
     ";
     reader.visit_file(&syn::parse_file(source).expect("it is Rust"));
-    let mut found = Vec::new();
-    for function in &reader.functions {
-        found.push(format!(
-            "{} {:?} {}",
-            function.name, function.timeouts, function.is_predicate
-        ));
-    }
+    let functions = reader.functions.iter();
+    let found = functions.map(|it| format!("{} {:?}", it.name, it.timeouts));
     assert_eq!(
-        found,
+        found.collect::<Vec<_>>(),
         [
-            "a_of_size [Option] false",
-            "good [] false",
-            "with_io_timeout [Duration] false",
-            "waits [] true",
-            "take [] false",
-            "wait [Option] true",
-        ]
-    );
-    assert_eq!(
-        reader.repetitions,
-        [
-            "c/src/lib.rs: key: The key.",
-            "c/src/lib.rs: a_of_size: An A of sizes."
+            "of_size [Option]",
+            "good []",
+            "with_io_timeout [Duration]",
+            "wait [Option]"
         ]
     );
 }
@@ -235,7 +179,6 @@ fn is_listed(list: &[&str], function: &Function) -> bool {
 #[derive(Debug, Default)]
 struct Api {
     functions: Vec<Function>,
-    repetitions: Vec<String>,
     /// By file and name.
     traits: BTreeMap<String, Trait>,
     /// Types and functions that [`UNSTABLE`] re-exports.
@@ -264,7 +207,6 @@ impl Api {
                 let mut reader = Reader::new(&package.to_string_lossy(), source);
                 reader.visit_file(&parsed);
                 api.functions.append(&mut reader.functions);
-                api.repetitions.append(&mut reader.repetitions);
                 api.traits.append(&mut reader.traits);
                 if source.ends_with(UNSTABLE) {
                     api.unstable.extend(re_exports(&parsed.items));
@@ -293,8 +235,6 @@ struct Function {
     kind: Kind,
     /// How the time-outs among the parameters are spelt that are not `impl Into<Option<Duration>>`.
     timeouts: Vec<Spelling>,
-    /// It changes nothing that it is given, and returns whether something holds.
-    is_predicate: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -330,7 +270,6 @@ struct Reader {
     file: PathBuf,
     owner: Option<String>,
     functions: Vec<Function>,
-    repetitions: Vec<String>,
     traits: BTreeMap<String, Trait>,
 }
 
@@ -341,33 +280,24 @@ impl Reader {
             file: file.to_owned(),
             owner: None,
             functions: Vec::new(),
-            repetitions: Vec::new(),
             traits: BTreeMap::new(),
         }
     }
 
     fn add(&mut self, signature: &Signature, kind: Kind) {
-        let mut changes = false;
         let mut timeouts = Vec::new();
         for input in &signature.inputs {
-            match input {
-                FnArg::Receiver(receiver) => {
-                    changes |= matches!(receiver.kind, ReceiverKind::Reference(_, _, Some(_)));
-                }
-                FnArg::Typed(input) => {
-                    changes |= matches!(&*input.ty, Type::Reference(it) if it.mutability.is_some());
-                    let is_timeout = matches!(&*input.pat, Pat::Ident(name)
-                        if name.ident == "timeout" || name.ident.to_string().ends_with("_timeout"));
-                    if is_duration(argument_of(&input.ty, "Option")) {
-                        timeouts.push(Spelling::Option);
-                    } else if is_timeout && is_duration(Some(&input.ty)) {
-                        timeouts.push(Spelling::Duration);
-                    }
-                }
+            let FnArg::Typed(input) = input else {
+                continue;
+            };
+            let is_timeout = matches!(&*input.pat, Pat::Ident(name)
+                if name.ident == "timeout" || name.ident.to_string().ends_with("_timeout"));
+            if is_duration(argument_of(&input.ty, "Option")) {
+                timeouts.push(Spelling::Option);
+            } else if is_timeout && is_duration(Some(&input.ty)) {
+                timeouts.push(Spelling::Duration);
             }
         }
-        let returns_bool =
-            matches!(&signature.output, ReturnType::Type(_, it) if is_named(it, "bool"));
         self.functions.push(Function {
             package: self.package.clone(),
             file: self.file.clone(),
@@ -375,48 +305,22 @@ impl Reader {
             name: signature.ident.to_string(),
             kind,
             timeouts,
-            is_predicate: returns_bool && !changes,
         });
-    }
-
-    /// Whether the first paragraph of the comment has no word that the name has not.
-    fn check_comment(&mut self, name: &str, attributes: &[Attribute]) {
-        let lines: Vec<String> = attributes.iter().filter_map(comment_line).collect();
-        let first: Vec<&str> = lines
-            .iter()
-            .map(|line| line.trim())
-            .take_while(|line| !line.is_empty())
-            .collect();
-        let first = first.join(" ");
-        let known = words(name);
-        if !first.is_empty() && words(&first).is_subset(&known) {
-            let file = self.file.display();
-            self.repetitions.push(format!("{file}: {name}: {first}"));
-        }
     }
 }
 
 impl<'ast> Visit<'ast> for Reader {
     fn visit_item(&mut self, item: &'ast Item) {
-        let (name, attributes) = match item {
-            Item::Const(it) => (Some(&it.ident), &it.attrs),
-            Item::Enum(it) => (Some(&it.ident), &it.attrs),
-            Item::Fn(it) => (Some(&it.sig.ident), &it.attrs),
-            Item::Impl(it) => (None, &it.attrs),
-            Item::Mod(it) => (Some(&it.ident), &it.attrs),
-            Item::Static(it) => (Some(&it.ident), &it.attrs),
-            Item::Struct(it) => (Some(&it.ident), &it.attrs),
-            Item::Trait(it) => (Some(&it.ident), &it.attrs),
-            Item::Type(it) => (Some(&it.ident), &it.attrs),
+        let attributes = match item {
+            Item::Fn(it) => &it.attrs,
+            Item::Impl(it) => &it.attrs,
+            Item::Mod(it) => &it.attrs,
+            Item::Trait(it) => &it.attrs,
             _ => return,
         };
-        if attributes.iter().any(is_other_build) {
-            return;
+        if !attributes.iter().any(is_other_build) {
+            visit::visit_item(self, item);
         }
-        if let Some(name) = name {
-            self.check_comment(&name.to_string(), attributes);
-        }
-        visit::visit_item(self, item);
     }
 
     fn visit_item_fn(&mut self, function: &'ast ItemFn) {
@@ -437,7 +341,6 @@ impl<'ast> Visit<'ast> for Reader {
         if function.attrs.iter().any(is_other_build) {
             return;
         }
-        self.check_comment(&function.sig.ident.to_string(), &function.attrs);
         if matches!(function.vis, Visibility::Public(_)) {
             self.add(&function.sig, Kind::Own);
         }
@@ -466,19 +369,7 @@ impl<'ast> Visit<'ast> for Reader {
     }
 
     fn visit_trait_item_fn(&mut self, function: &'ast TraitItemFn) {
-        self.check_comment(&function.sig.ident.to_string(), &function.attrs);
         self.add(&function.sig, Kind::OfTrait);
-    }
-
-    fn visit_field(&mut self, field: &'ast Field) {
-        if let Some(name) = &field.ident {
-            self.check_comment(&name.to_string(), &field.attrs);
-        }
-    }
-
-    fn visit_variant(&mut self, variant: &'ast Variant) {
-        self.check_comment(&variant.ident.to_string(), &variant.attrs);
-        visit::visit_variant(self, variant);
     }
 }
 
@@ -520,35 +411,6 @@ fn comment_line(attribute: &Attribute) -> Option<String> {
         },
         _ => None,
     }
-}
-
-/// The words of a name or a sentence: lower case, singular, without articles and the like.
-fn words(text: &str) -> BTreeSet<String> {
-    let mut spaced = String::new();
-    let mut was_lower = false;
-    for letter in text.chars() {
-        if was_lower && letter.is_uppercase() {
-            spaced.push(' ');
-        }
-        was_lower = !letter.is_uppercase();
-        spaced.extend(letter.to_lowercase());
-    }
-    let is_telling = |word: &&str| {
-        !matches!(
-            *word,
-            "" | "a" | "an" | "the" | "of" | "this" | "that" | "its"
-        )
-    };
-    spaced
-        .split(|letter: char| !letter.is_alphanumeric())
-        .filter(is_telling)
-        .map(|word| {
-            word.strip_suffix('s')
-                .filter(|it| it.len() > 2)
-                .unwrap_or(word)
-                .to_owned()
-        })
-        .collect()
 }
 
 /// The type arguments of `Name<..>`, if it is that: the first one.

@@ -153,41 +153,6 @@ fn an_advertised_address_that_does_not_work_is_replaced() {
     }
 }
 
-/// Log files, a scheduler, and another address than the advertised one add no line.
-#[test]
-fn a_start_with_all_features_has_four_lines() {
-    let Some(hosts) = hosts_with_an_unreachable_address() else {
-        return;
-    };
-    let own = ["--redirects", "3", "--local-addr", "192.168.77.5"];
-    let nodes = [(0, &own[..]), (1, &own[..2])].map(|(host, options)| {
-        let mut command = node_command(&hosts, host, "10.8.8.1:29500", options, &worker());
-        command.env_remove("PET_NO_SCHEDULER").envs([
-            ("SLURM_JOB_ID", "7"),
-            ("SLURM_STEP_ID", "0"),
-            ("SLURM_STEP_NODELIST", "node0,node1"),
-            ("SLURM_STEP_NUM_NODES", "2"),
-            ("SLURM_NODEID", ["0", "1"][host]),
-            ("TMPDIR", &hosts.folder().to_string_lossy()),
-        ]);
-        hosts.start_process(&format!("node{host}"), &mut command)
-    });
-    let outputs = outputs(nodes);
-    assert_has(&outputs[1], &["does not answer at 192.168.77.5:"]);
-    for output in outputs {
-        // A node that starts first also reports that it waits.
-        let lines = output.lines().filter(|line| line.starts_with('['));
-        let lines: Vec<_> = lines
-            .filter(|line| !line.contains("waiting up to") && !line.contains("retrying for up to"))
-            .collect();
-        assert!((3..=4).contains(&lines.len()), "{lines:#?}");
-        assert_has(&output, &["logs of this node's workers", "started rank "]);
-        for line in lines {
-            assert!(line.chars().count() <= 160, "{line}");
-        }
-    }
-}
-
 #[test]
 fn relays_with_a_secret_use_the_address_that_works() {
     let Some(hosts) = hosts_with_an_unreachable_address() else {
