@@ -289,25 +289,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_texts_of_commands_and_options_are_in_the_imperative() {
-        let mut commands = vec![Cli::command()];
-        let mut texts = 0;
-        while let Some(command) = commands.pop() {
-            let options = command.get_arguments().filter(|it| !it.is_positional());
-            let of_options = options.filter_map(|it| it.get_help());
-            for text in of_options.chain(command.get_about()) {
-                let text = text.to_string();
-                let first = text.split(' ').next().unwrap_or_default();
-                let is_verb = !first.ends_with('s') && !["The", "A", "An", "How"].contains(&first);
-                assert!(is_verb, "{}: {text}", command.get_name());
-                texts += 1;
-            }
-            commands.extend(command.get_subcommands().cloned());
-        }
-        assert!(texts > 100, "{texts}");
-    }
-
     /// Only `--help` shows the options that many commands repeat, and only those are under their heading.
     #[test]
     fn the_short_help_hides_the_options_for_connections() {

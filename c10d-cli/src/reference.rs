@@ -205,11 +205,4 @@ mod tests {
             assert!(missing.is_empty(), "{shell}: {missing:?}");
         }
     }
-
-    #[test]
-    fn scripts_are_reproducible() {
-        for shell in Shell::value_variants() {
-            assert_eq!(text(*shell), text(*shell), "{shell}");
-        }
-    }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::process::{Ended, Server, command, run, run_with_input};
+use crate::process::{Ended, Server, after, command, run, run_with_input};
 
 fn serve(directory: &Path) -> Server {
     let directory = format!("--dir={}", directory.display());
@@ -168,14 +168,9 @@ fn damage_is_reported_with_what_is_intact() {
 #[test]
 fn a_failed_write_ends_the_server() {
     let folder = tempfile::tempdir().unwrap();
-    let serve = command(["store", "serve", "--port=0", "--dir"]);
-    let mut limited = std::process::Command::new("sh");
-    limited
-        .args(["-c", "trap '' XFSZ; ulimit -f 400; exec \"$0\" \"$@\""])
-        .arg(serve.get_program())
-        .args(serve.get_args())
-        .arg(folder.path());
-    let server = Server::start_command(crate::process::prepared(limited));
+    let mut serve = command(["store", "serve", "--port=0", "--dir"]);
+    serve.arg(folder.path());
+    let server = Server::start_command(after("trap '' XFSZ; ulimit -f 400", &serve));
     let mut sum = 0;
     loop {
         let added = server.store(&["add", "sum", "1"]);

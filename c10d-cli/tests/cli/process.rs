@@ -46,6 +46,26 @@ pub(crate) fn prepared(mut command: Command) -> Command {
     command
 }
 
+/// Returns `outer` with the words of `inner` behind its own, and with the variables of `inner`. The output is captured.
+pub(crate) fn within(mut outer: Command, inner: &Command) -> Command {
+    outer.arg(inner.get_program()).args(inner.get_args());
+    let mut outer = prepared(outer);
+    for (name, value) in inner.get_envs() {
+        match value {
+            Some(value) => outer.env(name, value),
+            None => outer.env_remove(name),
+        };
+    }
+    outer
+}
+
+/// Returns a shell that runs `before`, and then replaces itself by the command.
+pub(crate) fn after(before: &str, command: &Command) -> Command {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &format!("{before}; exec \"$0\" \"$@\"")]);
+    within(shell, command)
+}
+
 /// The exit code and the output of a command.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Ended {

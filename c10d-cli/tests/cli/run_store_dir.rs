@@ -6,7 +6,7 @@ use std::process::Command;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::process::{Running, Server, command, free_port, prepared, run, until};
+use crate::process::{Running, Server, after, command, free_port, run, until};
 
 /// Nodes of two that meet at this port, with one worker each.
 fn node(port: u16, options: &[&str], script: &str) -> Command {
@@ -75,7 +75,7 @@ fn a_launcher_that_is_killed_continues_with_its_store() {
 fn a_job_whose_journal_fails_ends_with_code_5() {
     let folder = tempfile::tempdir().unwrap();
     let directory = in_directory(folder.path());
-    let launcher = command([
+    let mut launcher = command([
         "run",
         "--standalone",
         &directory,
@@ -84,13 +84,8 @@ fn a_job_whose_journal_fails_ends_with_code_5() {
         "-c",
         "while $C10D store add sum 1 > /dev/null; do :; done; exec sleep 1000",
     ]);
-    let mut limited = Command::new("sh");
-    limited
-        .args(["-c", "trap '' XFSZ; ulimit -f 400; exec \"$0\" \"$@\""])
-        .arg(launcher.get_program())
-        .args(launcher.get_args())
-        .env("C10D", env!("CARGO_BIN_EXE_c10d"));
-    let ended = Running::start(prepared(limited)).end();
+    launcher.env("C10D", env!("CARGO_BIN_EXE_c10d"));
+    let ended = Running::start(after("trap '' XFSZ; ulimit -f 400", &launcher)).end();
     assert_eq!(ended.code, Some(5), "{ended:?}");
     let why = "the store that this launcher serves has ended: cannot append to the journal";
     assert!(ended.stderr.contains(why), "{ended:?}");

@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::Signal;
 
-use crate::process::{Server, command, full_pipe, prepared, run, until};
+use crate::process::{Server, after, command, full_pipe, run, until};
 
 /// Completes the handshake; returns whether the server answers a PING.
 fn greet(stream: &mut TcpStream) -> bool {
@@ -147,14 +147,8 @@ fn a_connection_beyond_the_limit_is_logged_with_its_address() {
 /// and accepts again as soon as one disconnects. (PyTorch's older server aborts.)
 #[test]
 fn without_a_free_descriptor_new_connections_are_rejected_and_others_are_served() {
-    let mut limited = Command::new("sh");
-    let program = env!("CARGO_BIN_EXE_c10d");
-    limited.args([
-        "-c",
-        "ulimit -n 40 && exec \"$0\" store serve --port 0",
-        program,
-    ]);
-    let server = Server::start_command(prepared(limited));
+    let serve = command(["store", "serve", "--port=0"]);
+    let server = Server::start_command(after("ulimit -n 40", &serve));
     let mut served = Vec::new();
     let mut rejected = 0;
     for _ in 0..60 {

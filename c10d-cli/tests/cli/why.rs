@@ -9,7 +9,7 @@ use std::thread;
 use serde_json::{Value, json};
 
 use crate::pages::{Pages, stuck_report};
-use crate::process::{Ended, Running, Server, command, run};
+use crate::process::{Ended, Running, Server, after, command, run};
 
 fn why(address: SocketAddr, words: &[&str]) -> Ended {
     let address = address.to_string();
@@ -168,10 +168,8 @@ fn a_server_without_status_pages_is_named_as_such() {
 /// Clients that have completed the handshake take all places.
 #[test]
 fn a_store_without_file_descriptors_is_named_as_such() {
-    let mut server = std::process::Command::new("sh");
-    let serve = "ulimit -n 40; exec \"$0\" store serve --port=0";
-    server.args(["-c", serve, env!("CARGO_BIN_EXE_c10d")]);
-    let server = Server::start_command(crate::process::prepared(server));
+    let serve = command(["store", "serve", "--port=0"]);
+    let server = Server::start_command(after("ulimit -n 40", &serve));
     let mut clients = Vec::new();
     loop {
         let mut client = server.connect();

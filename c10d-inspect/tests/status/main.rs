@@ -8,7 +8,6 @@ mod answers;
 mod browser;
 mod canned;
 mod chromium;
-mod cost;
 mod front;
 mod pages;
 mod ranks;

@@ -10,6 +10,7 @@ use std::thread::{self, JoinHandle};
 use rustix::termios::tcgetpgrp;
 
 use super::*;
+use crate::process::within;
 use crate::pty::terminal;
 
 /// A launcher whose session has a controlling terminal. A shell starts commands like this.
@@ -23,18 +24,9 @@ struct InTerminal {
 impl InTerminal {
     fn start(launcher: &Command) -> Self {
         let (near, far) = terminal(120, 50);
-        let mut command = Command::new("setsid");
-        command
-            .args(["--ctty", "--wait"])
-            .arg(launcher.get_program())
-            .args(launcher.get_args());
-        for (name, value) in launcher.get_envs() {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
-        let mut command = crate::process::prepared(command);
+        let mut session = Command::new("setsid");
+        session.args(["--ctty", "--wait"]);
+        let mut command = within(session, launcher);
         command
             .env("TERM", "dumb")
             .stdin(far.try_clone().unwrap())

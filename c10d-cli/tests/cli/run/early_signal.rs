@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::process::Stdio;
 
 use super::*;
+use crate::process::within;
 
 /// The way in which the launcher runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,21 +90,8 @@ fn stop_early(place: Place, prefix: &[&str], wait: Wait) -> Ended {
         Place::Here => Running::start(launcher),
         Place::First => {
             let mut command = Command::new(prefix[0]);
-            command
-                .args(&prefix[1..])
-                .arg(launcher.get_program())
-                .args(launcher.get_args());
-            for (name, value) in launcher.get_envs() {
-                match value {
-                    Some(value) => command.env(name, value),
-                    None => command.env_remove(name),
-                };
-            }
-            command
-                .stdin(Stdio::null())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped());
-            Running::start(command)
+            command.args(&prefix[1..]);
+            Running::start(within(command, &launcher))
         }
     };
     let launcher = match place {

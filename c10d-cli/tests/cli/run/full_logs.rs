@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
 
 use super::*;
-use crate::process::{full_pipe, prepared};
+use crate::process::{full_pipe, within};
 
 const NOTICE: &str = " bytes of output are missing here";
 
@@ -236,13 +236,7 @@ fn a_file_system_that_was_full_gets_output_again() {
         cat logs/*/attempt_0/0/stdout.log > log";
     let log_dir = format!("--log-dir={folder}");
     let run = job.command(&["--standalone", "--tee=1", &log_dir], script);
-    let mut command = prepared(unshare(&[mount, folder]));
-    command.arg(run.get_program()).args(run.get_args());
-    let set = run
-        .get_envs()
-        .filter_map(|(name, value)| Some((name, value?)));
-    command.envs(set);
-    let mut running = Running::start(command);
+    let mut running = Running::start(within(unshare(&[mount, folder]), &run));
     let console = read_all(running.stdout());
     let ended = running.end();
     assert_eq!(ended.code, Some(0), "{ended:?}");

@@ -4,22 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use super::*;
-
-/// A shell with this soft limit, which starts what follows.
-fn limited(limit: u32, command: &Command) -> Command {
-    let mut shell = Command::new("sh");
-    shell
-        .args(["-c", &format!("ulimit -Sn {limit}; exec \"$0\" \"$@\"")])
-        .arg(command.get_program())
-        .args(command.get_args());
-    for (name, value) in command.get_envs() {
-        match value {
-            Some(value) => shell.env(name, value),
-            None => shell.env_remove(name),
-        };
-    }
-    crate::process::prepared(shell)
-}
+use crate::process::after;
 
 /// Sends the store a greeting and a ping, and reads the answer.
 fn is_served(port: u16) -> Option<TcpStream> {
@@ -46,7 +31,7 @@ fn a_store_serves_more_clients_than_the_callers_soft_limit_and_programs_keep_tha
         job.path("health").display()
     );
     let arguments = ["--standalone", "--nproc-per-node=2", &check];
-    let launcher = Running::start(limited(256, &job.command(&arguments, script)));
+    let launcher = Running::start(after("ulimit -Sn 256", &job.command(&arguments, script)));
     let port = job.line("port").parse().unwrap();
     let clients: Vec<_> = (0..400).map(|_| is_served(port)).collect();
     let served = clients.iter().flatten().count();

@@ -4,22 +4,7 @@
 use std::time::Duration;
 
 use super::*;
-
-/// Starts `c10d run` with `words` from a shell that has run `before`, as nohup(1) or a background job would.
-fn from_shell(before: &str, command: &Command) -> Running {
-    let mut shell = Command::new("sh");
-    shell
-        .args(["-c", &format!("{before}; exec \"$0\" \"$@\"")])
-        .arg(command.get_program())
-        .args(command.get_args());
-    for (name, value) in command.get_envs() {
-        match value {
-            Some(value) => shell.env(name, value),
-            None => shell.env_remove(name),
-        };
-    }
-    Running::start(crate::process::prepared(shell))
-}
+use crate::process::after;
 
 /// `c10d run ARGUMENTS worker.py`, for which a shell is the interpreter: so it is started as Python is.
 fn as_python(job: &Job, arguments: &[&str], script: &str) -> Command {
@@ -59,10 +44,8 @@ fn a_signal_that_was_ignored_at_the_start_stays_ignored() {
             echo survived > $DIR/survived
             until [ -e $DIR/go ]; do sleep 0.02; done"
         );
-        let launcher = from_shell(
-            &format!("trap '' {name}"),
-            &as_python(&job, &["--nproc-per-node=2"], &script),
-        );
+        let command = as_python(&job, &["--nproc-per-node=2"], &script);
+        let launcher = Running::start(after(&format!("trap '' {name}"), &command));
         job.line("survived");
         launcher.signal(signal);
         fs::write(job.path("go"), "").unwrap();
@@ -79,7 +62,7 @@ fn the_other_signals_of_a_command_under_nohup_stop_it() {
     let script = "trap 'echo TERM > $DIR/signaled; exit 3' TERM
         echo > $DIR/ready
         while :; do sleep 0.02; done";
-    let launcher = from_shell("trap '' HUP", &as_python(&job, &[], script));
+    let launcher = Running::start(after("trap '' HUP", &as_python(&job, &[], script)));
     job.line("ready");
     launcher.signal(Signal::HUP);
     launcher.signal(Signal::TERM);
@@ -91,11 +74,8 @@ fn the_other_signals_of_a_command_under_nohup_stop_it() {
 
 #[test]
 fn a_server_ignores_what_was_ignored_at_its_start() {
-    let mut serve = Command::new("sh");
-    serve
-        .args(["-c", "trap '' INT; exec \"$0\" store serve --port 0"])
-        .arg(PROGRAM);
-    let server = Server::start_command(crate::process::prepared(serve));
+    let serve = command(["store", "serve", "--port=0"]);
+    let server = Server::start_command(after("trap '' INT", &serve));
     server.running.signal(Signal::INT);
     let answer = server.store(&["add", "k", "1"]);
     assert_eq!(answer.stdout_text(), "1\n", "{answer:?}");
