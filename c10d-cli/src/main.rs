@@ -25,8 +25,6 @@ mod stacks;
 mod status;
 mod suggestion;
 mod terminal;
-#[cfg(feature = "journal")]
-mod tour;
 mod why;
 
 use std::process::ExitCode;
@@ -62,6 +60,10 @@ const EXAMPLES: &str = "\
 Examples:
   c10d run --nproc-per-node gpu train.py
   c10d why --connect node0:29400";
+
+/// The script of `c10d tour`, which shows failures of a job with commands that users can type.
+#[cfg(feature = "journal")]
+const TOUR: &str = include_str!("tour.sh");
 
 /// The commands as `c10d --help` lists them.
 const GROUPS: [(&str, &[&str]); 5] = [
@@ -196,7 +198,7 @@ fn main() -> ExitCode {
         Command::Doctor(options) => doctor::run(*options),
         Command::Relay(args) => relay::run(&args),
         #[cfg(feature = "journal")]
-        Command::Tour => tour::run(),
+        Command::Tour => tour(),
         Command::Why(args) => why::run(&args),
         Command::Stacks(args) => stacks::run(&args),
         Command::Flight(args) => flight::run(&args),
@@ -211,6 +213,26 @@ fn main() -> ExitCode {
     };
     terminal::finish(terminal::STUCK_MAX);
     ExitCode::from(code)
+}
+
+/// Replaces this process by a shell that runs the script, so that the signals of the terminal reach the script.
+///
+/// # Errors
+/// [`Failure`](failure::Failure) if this command does not find its own file, or if there is no `sh`.
+#[cfg(feature = "journal")]
+fn tour() -> Result<(), failure::Failure> {
+    use std::os::unix::process::CommandExt;
+
+    let error = match std::env::current_exe() {
+        Ok(command) => {
+            let mut shell = std::process::Command::new("sh");
+            shell.args(["-c", TOUR, "c10d tour"]).arg(command).exec()
+        }
+        Err(error) => error,
+    };
+    Err(failure::Failure::Usage(format!(
+        "cannot run the shell of the tour: {error}"
+    )))
 }
 
 fn parse() -> Result<Cli, clap::Error> {

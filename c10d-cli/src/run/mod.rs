@@ -3,7 +3,6 @@
 //! Its options and its terminal. `elastic_agent::Launcher` does the rest.
 
 mod dry_run;
-mod headings;
 mod interpreter;
 pub(crate) mod options;
 mod report;

@@ -9,7 +9,6 @@ mod error;
 mod keep;
 mod nodes;
 mod output;
-mod ports;
 mod rendezvous;
 mod restarts;
 mod script;
@@ -33,7 +32,6 @@ use elastic_rendezvous::{RendezvousParameters, StartWarning, start_warnings};
 use error::UsageError;
 use values::port;
 
-use super::headings::{AFTER_HELP, AFTER_SHORT_HELP};
 #[cfg(feature = "etcd")]
 use crate::etcd::{EtcdAccessArgs, EtcdCandidateArgs};
 use crate::failure::Failure;
@@ -47,6 +45,50 @@ const IDENTICAL_WORKERS: &str = "TORCH_ELASTIC_WORKER_IDENTICAL";
 
 /// Names the file in which the launcher writes why it failed, like in PyTorch.
 const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
+
+/// After the options of `-h`.
+const AFTER_SHORT_HELP: &str = "\
+One machine:
+  c10d run --standalone --nproc-per-node 4 train.py
+Each of two machines:
+  c10d run --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node0:29400 --rdzv-id 17 train.py
+Under Slurm or MPI, or in Kubernetes:
+  c10d run train.py
+
+All options, environment variables and exit codes: c10d run --help, or man c10d-run";
+
+/// Printed after the options of `--help`.
+const AFTER_HELP: &str = "\
+One machine:
+  c10d run --standalone --nproc-per-node 4 train.py
+Each of two machines:
+  c10d run --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node0:29400 --rdzv-id 17 train.py
+Restart a failed job up to 3 times, and fork the workers from a process that has imported PyTorch:
+  c10d run --max-restarts 3 --preload torch,torch._dynamo --nproc-per-node 8 train.py
+Survive the loss of any machine, with the store in etcd:
+  c10d run --nnodes 2 --nproc-per-node 8 --rdzv-endpoint etcd://etcd0,etcd1,etcd2/job-17 --rdzv-id 17 train.py
+Under Slurm or MPI, or in Kubernetes:
+  c10d run train.py
+
+Each worker runs SCRIPT with all arguments after it, even those that look like options. A SCRIPT whose name
+ends with .py is run by python3, or by $PYTHON_EXEC; any other is executed as a program.
+
+Options can also be written with underscores, for example --nproc_per_node, and abbreviated as long as they are
+unambiguous. The default of each option is an environment variable: PET_NPROC_PER_NODE for --nproc-per-node,
+and so on; a flag is on if its variable is a number other than 0.
+
+Under Slurm, Kubernetes or MPI, the environment gives the nodes, this node's rank, the endpoint, the id of the job and
+the workers. Options replace these values, --dry-run prints them, and --no-scheduler ignores them.
+
+A job of one node without --rdzv-backend, --rdzv-endpoint and --master-port runs as if --standalone were given.
+
+Exit codes:
+  0    all workers of this node succeeded, or the node was a spare that was not needed
+  1    workers failed or could not start, the rendezvous failed, or a signal stopped the workers
+  2    invalid options: nothing was started
+  3    a system call failed that concerns neither workers nor rendezvous
+  5    the directory of --store-dir is in use, damaged, or cannot be read or written
+  128+N  signal N arrived before workers were started";
 
 /// torchrun's options and more, in the order of the help. Parse them with their [variables](with_variables).
 #[derive(Debug, Clone, Args)]
@@ -227,7 +269,7 @@ impl RunOptions {
         let inherited = surroundings.environment.iter().cloned();
         let environment_of_workers: BTreeMap<_, _> = inherited.chain(added).collect();
         launcher.agent.environment = environment_of_workers.into_iter().collect();
-        warnings.extend(ports::warning(&launcher, store_port, surroundings));
+        warnings.extend(stores::port_warning(&launcher, store_port, surroundings));
         warnings.extend(timeouts::warnings(&launcher));
         warnings.extend(launcher.agent.debug_rank.map(debugging::note));
         launcher.start_warnings = warnings;

@@ -230,9 +230,10 @@ fn workers_of_two_nodes_meet_through_relays_on_one_port() {
             "{words:?}"
         );
     }
-    // Both nodes are on this machine.
+    // Both nodes are on this machine, and each takes a loopback address whose port is free.
     let hosts: BTreeSet<&str> = words.iter().map(|line| line[1]).collect();
-    assert_eq!(hosts, BTreeSet::from(["127.0.0.1", "127.0.0.2"]));
+    assert_eq!(hosts.len(), 2, "{words:?}");
+    assert!(hosts.iter().all(|it| it.starts_with("127.0.0.")));
     assert_eq!(words[0][1], words[1][1]);
 }
 

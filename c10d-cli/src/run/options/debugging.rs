@@ -11,7 +11,6 @@ use elastic_rendezvous::{RendezvousParameters, STATIC_BACKEND, StartWarning, War
 use super::arguments::{Parsed, Read, Surroundings, value_of};
 use super::error::{Refusal, UsageError};
 use super::values::{list, or_never, time, whole_number};
-use crate::run::headings::HANGS;
 
 /// Set by `python -m debugpy .. -m c10d_rs run`: the command line of pydevd in a Python worker, which connects to that
 /// debugger. One word a line.
@@ -21,7 +20,7 @@ pub(crate) const DEBUGGER: &str = "C10D_DEBUGGER";
 const NEVER_SECS: &str = "31536000";
 
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = HANGS)]
+#[command(next_help_heading = "Hangs and debugging")]
 pub(super) struct DebugArgs {
     /// Give the terminal to this rank, for `breakpoint()` and pdb, and turn off what would end a job in which a rank waits
     /// for a person.
@@ -83,7 +82,7 @@ pub(super) fn note(rank: usize) -> StartWarning {
 }
 
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = HANGS)]
+#[command(next_help_heading = "Hangs and debugging")]
 pub(super) struct HangArgs {
     /// Print why the job makes no progress when its workers have waited for each other for this long; `never` disables it.
     /// [default: 30s]

@@ -10,10 +10,9 @@ use elastic_rendezvous::StartWarning;
 use super::arguments::{Parsed, Read};
 use super::error::{Refusal, UsageError};
 use super::values::{number, time};
-use crate::run::headings::RESTARTS;
 
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = RESTARTS)]
+#[command(next_help_heading = "Restarts and progress")]
 pub(super) struct KeepArgs {
     /// Keep the other workers running when one dies, and replace only that worker, if a restart is left. For scripts that
     /// use the membership service of the workers' store.

@@ -14,11 +14,10 @@ use super::arguments::{Origin, Parsed, Read, Surroundings, value_of};
 use super::error::{Given, Refusal, UsageError};
 use super::timeouts;
 use super::values::{bytes, number, positive_time, text, time, whole_number};
-use crate::run::headings::NODES;
 
 /// [`choose`](Self::choose) takes those about the rendezvous.
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = NODES)]
+#[command(next_help_heading = "Nodes and workers")]
 pub(super) struct NodeArgs {
     /// Run the job on N nodes, or on MIN to MAX nodes if it is elastic. [default: 1:1]
     #[arg(long, value_name = "N|MIN:MAX", allow_negative_numbers = true, value_parser = Read(node_counts))]

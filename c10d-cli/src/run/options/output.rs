@@ -9,10 +9,9 @@ use elastic_agent::{LauncherOptions, StreamMap, StreamMapError, parse_line_filte
 use super::arguments::{Parsed, Read, Surroundings};
 use super::error::{Refusal, UsageError};
 use super::values::{numbers, path, text};
-use crate::run::headings::OUTPUT;
 
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = OUTPUT)]
+#[command(next_help_heading = "Output and logs")]
 pub(super) struct OutputArgs {
     /// Append a line of JSON about each round, and PyTorch's events, to this file.
     #[arg(hide_short_help = true, long, value_name = "FILE", default_value = "", value_parser = Read(path))]

@@ -13,10 +13,9 @@ use elastic_rendezvous::StartWarning;
 use super::arguments::{Parsed, Read, value_of};
 use super::error::{Refusal, UsageError};
 use super::values::{list, numbers, or_never, path, time_above_0, whole_number};
-use crate::run::headings::{PRELOADING, RESTARTS};
 
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = RESTARTS)]
+#[command(next_help_heading = "Restarts and progress")]
 pub(super) struct RestartArgs {
     /// Restart the workers after a failure, up to N times. [default: 0]
     ///
@@ -137,7 +136,7 @@ fn time_or_never(text: &str) -> Result<Option<Duration>, Refusal> {
 }
 
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = PRELOADING)]
+#[command(next_help_heading = "Faster restarts")]
 pub(super) struct PreloadArgs {
     /// Import these Python modules once, in a process that forks the workers. Example: --preload torch,torch._dynamo
     ///

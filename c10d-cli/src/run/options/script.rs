@@ -7,10 +7,9 @@ use elastic_agent::{CommandLine, Entrypoint};
 
 use super::arguments::Surroundings;
 use super::error::UsageError;
-use crate::run::headings::SCRIPT;
 
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = SCRIPT)]
+#[command(next_help_heading = "Script")]
 pub(super) struct ScriptArgs {
     /// Run SCRIPT as a Python module, as `python -m` does.
     #[arg(short, long)]

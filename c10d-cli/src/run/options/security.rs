@@ -7,11 +7,10 @@ use elastic_rendezvous::StartWarning;
 use super::arguments::{Parsed, Read, value_of};
 use super::error::UsageError;
 use super::values::port;
-use crate::run::headings::SECURITY;
 use crate::secret::SecretArgs;
 
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = SECURITY)]
+#[command(next_help_heading = "Security and relays")]
 pub(super) struct SecurityArgs {
     #[command(flatten)]
     pub(super) secret: SecretArgs,

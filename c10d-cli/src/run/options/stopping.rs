@@ -9,7 +9,6 @@ use elastic_rendezvous::{StartWarning, WarningKind};
 use super::arguments::{Parsed, Read, Surroundings, value_of};
 use super::error::{Refusal, UsageError};
 use super::values::{list, number, time_above_0};
-use crate::run::headings::STOPPING;
 
 /// The longest reserve at the end of a grace period. Killing workers and leaving the rendezvous take milliseconds, if
 /// the machines and the network work.
@@ -20,7 +19,7 @@ const RESERVE_MIN: Duration = Duration::from_secs(1);
 
 /// The options about the end of a job by a signal.
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = STOPPING)]
+#[command(next_help_heading = "Stopping")]
 pub(super) struct StoppingArgs {
     /// Kill the workers and leave the job before this time after SIGTERM is over, because the scheduler then sends SIGKILL.
     /// [default: the scheduler's, if one is found] Example: --grace-period 2m

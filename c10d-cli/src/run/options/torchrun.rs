@@ -8,10 +8,9 @@ use elastic_rendezvous::StartWarning;
 use super::arguments::{Parsed, Read};
 use super::error::{Refusal, UsageError};
 use super::values::text;
-use crate::run::headings::IGNORED;
 
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = IGNORED)]
+#[command(next_help_heading = "For command lines of torchrun, without effect")]
 pub(super) struct IgnoredArgs {
     /// Accept torchrun's option without effect: exits of workers are noticed at once.
     #[arg(hide_short_help = true, long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = Read(interval))]
