@@ -26,7 +26,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::answer::ANSWERED_AT;
-use super::token::Token;
+use super::guard::Token;
 
 /// The default limit of an answer: about four times the report on 16,384 ranks.
 const ANSWER_BYTES_MAX: usize = 32 << 20;

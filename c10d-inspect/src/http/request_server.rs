@@ -9,9 +9,8 @@ use hyper::http::request::Parts;
 
 use super::answer::Answer;
 use super::client::HttpResponse;
-use super::guard::Guard;
+use super::guard::{Guard, Token};
 use super::serve::{Limits, Reply, Routes, Server, Source};
-use super::token::Token;
 
 const LIMITS: Limits = Limits {
     // As many as `c10d stacks` makes at once. A burst of clients takes less than this time for each.

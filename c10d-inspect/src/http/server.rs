@@ -10,11 +10,9 @@ use hyper::http::request::Parts;
 use tokio::sync::mpsc::error::TrySendError;
 
 use super::guard::Guard;
-use super::looker::Looker;
-use super::options::StatusOptions;
+use super::looker::{Looker, StatusOptions, StatusSource};
 use super::routes::route;
 use super::serve::{Limits, Reply, Routes, Server, Source};
-use super::source::StatusSource;
 use super::timeline::Timeline;
 use crate::Report;
 

@@ -1,14 +1,32 @@
 //! The content of `/status.json`: a report that is small enough to be sent every second for 16,384 ranks.
 
-use c10d_store::Counters;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use c10d_store::{Counters, Snapshot};
 use serde_json::{Value, json};
 
 use super::counters::StoreCounters;
 use super::rows::millis;
-use super::source::Look;
 use super::timeline::Event;
 use crate::report_text::membership_text;
 use crate::{RankReport, RankState, Report};
+
+/// A snapshot and its explanation.
+#[derive(Debug)]
+pub(super) struct Look {
+    pub(super) snapshot: Snapshot,
+    pub(super) report: Arc<Report>,
+    /// The report with the ranks that matter.
+    pub(super) brief: Report,
+    /// When the snapshot was complete.
+    pub(super) at: Instant,
+    /// The time that the store's thread spent on the snapshot, and this thread on its explanation.
+    pub(super) store_time: Duration,
+    pub(super) explain_time: Duration,
+    /// How long this look is the newest look, if there are requests.
+    pub(super) interval: Duration,
+}
 
 /// The most cells of the grid. A rank's number can be what a stranger claims, so it must not choose the size of the answer.
 const CELLS_MAX: usize = 1 << 17;

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use super::launcher;
 use super::reach::Reach;
+use super::reach::{AT_ONCE, TIMEOUT, Worker};
 use super::recording::{self, RECORDERS, RecordingError};
-use super::worker::{AT_ONCE, TIMEOUT, Worker};
 use crate::flight::{FlightRecording, FlightReport, compare_flights};
 use crate::http::{HttpRequest, fetch_all};
 use crate::report::Report;

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::probe;
+use super::reach::{AT_ONCE, TIMEOUT, Worker};
 use super::recording::{self, RECORDERS, RecordingError};
-use super::worker::{AT_ONCE, TIMEOUT, Worker};
 use crate::flight::FlightRecording;
 use crate::http::{HttpError, HttpRequest, HttpResponse, Target, fetch, fetch_all};
 use crate::stacks::RankAnswer;

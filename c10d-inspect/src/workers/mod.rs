@@ -12,13 +12,11 @@ mod job;
 mod launcher;
 mod probe;
 mod process;
-mod published;
 mod reach;
 mod recording;
 mod route;
-mod worker;
 
 pub use job::{Job, JobError, SAMPLE_PATH};
 pub use launcher::{Question, answer};
+pub use reach::Worker;
 pub use recording::{RecordingError, fetch_recording};
-pub use worker::Worker;

@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use super::process::Sample;
-use super::worker::{AT_ONCE, TIMEOUT, Worker};
+use super::reach::{AT_ONCE, TIMEOUT, Worker};
 use super::{process, recording};
 use crate::http::{HttpError, HttpRequest, HttpResponse, Target, fetch_all};
 use crate::stacks::{RankAnswer, Stacks};

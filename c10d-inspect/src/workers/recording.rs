@@ -3,7 +3,7 @@
 use crate::flight::{FlightError, FlightRecording};
 use crate::http::{HttpError, HttpRequest, HttpResponse, Target, fetch_all};
 
-use super::worker::{AT_ONCE, TIMEOUT};
+use super::reach::{AT_ONCE, TIMEOUT};
 
 /// The most bytes of a flight recorder: four times a full one.
 const BYTES_MAX: usize = 4 << 20;
