@@ -20,8 +20,11 @@ use crate::end_signals::EndSignals;
 use crate::failure::Failure;
 use crate::quantity::parse_duration_from;
 
-/// The longest time between two questions to the server, whether the key is still held, or free.
+/// The longest time between two questions to the server, whether the key is still held.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The longest pause while another process holds the key. A key that ends wakes no request (*WAIT_CHANGE 3*).
+const TRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A third of it, the pause between two heartbeats, is then longer than the 250 ms in which the server notices silence.
 const TTL_MIN: Duration = Duration::from_secs(1);
@@ -124,7 +127,7 @@ impl<'a> Lease<'a> {
         let observer = args.target.connect()?;
         let holder = args.target.connect()?;
         let deadline = holder.tcp().timeout().map(|it| Instant::now() + it);
-        let intervals = BackoffOptions::default().with_max(ASK_INTERVAL);
+        let intervals = BackoffOptions::default().with_max(TRY_INTERVAL);
         let mut pauses = Backoff::new(intervals, fastrand::u64(..));
         holder.store().keep_alive(Some(args.ttl))?;
         while let Some(other) = holder.store().set_ephemeral(&args.key, &value, will)? {

@@ -3,11 +3,13 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::ChildStdout;
+use std::time::{Duration, Instant};
 
+use c10d_inspect::http::{HttpRequest, Target, fetch};
 use rustix::process::{Pid, Signal, test_kill_process};
 use serde_json::{Value, json};
 
-use crate::process::{Ended, Running, Server, command, until};
+use crate::process::{Ended, PATIENCE, Running, Server, command, until};
 
 fn start(server: &Server, words: &[&str]) -> Running {
     let words = [&["lease", "--timeout=1m"], words].concat();
@@ -120,6 +122,29 @@ fn commands_under_one_key_exclude_each_other() {
         one.end().assert_prints("");
     }
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+}
+
+/// The end of a key wakes nobody, so the one that waits asks the server, also after a long time.
+#[test]
+fn the_next_one_notices_soon_that_the_key_is_free() {
+    let server = Server::start();
+    server.store(&["set", "k", "other"]).assert_prints("");
+    let next = start(&server, &["k", "--", "true"]);
+    let asked = || {
+        let request = HttpRequest::get(Target::Tcp(server.address), "/stats.json");
+        let stats: Value =
+            serde_json::from_slice(&fetch(&request, PATIENCE).unwrap().body).unwrap();
+        let requests = stats["requests"].as_array().unwrap().iter();
+        let mut counts = requests.filter(|it| it[0] == "SET_EPHEMERAL");
+        counts.next().map_or(0, |it| it[1].as_u64().unwrap())
+    };
+    // The pauses do not grow any more.
+    until("it has waited", || asked() >= 15);
+    let since = Instant::now();
+    until("it asks", || asked() >= 25);
+    assert!(since.elapsed() < Duration::from_secs(5), "{since:?}");
+    server.store(&["delete", "k"]).assert_prints("");
+    next.end().assert_prints("");
 }
 
 #[test]
