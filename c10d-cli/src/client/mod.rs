@@ -75,7 +75,7 @@ pub(crate) enum ClientCommand {
     Barrier(BarrierArgs),
     /// Hold a key as a lock while a command runs, or without a command until SIGINT or SIGTERM.
     ///
-    /// Waits for at most --timeout while the key has a value, and checks it once a second. The server deletes the key when
+    /// Waits for at most --timeout while the key has a value, and checks it every 100 ms. The server deletes the key when
     /// this process exits for any reason. Without a COMMAND, a line with the key is printed once the lock is held.
     ///
     /// The COMMAND gets the input, output and environment of this process, and SIGINT and SIGTERM. The exit code is that of
