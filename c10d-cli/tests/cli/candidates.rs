@@ -1,7 +1,7 @@
 //! Servers of one store in etcd: one serves, another takes over. Needs etcd: `C10D_ETCD`.
 
 use std::io::{BufRead, BufReader};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::process::ChildStdout;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,7 @@ use c10d_store::{Store, StoreExt, TcpStore};
 use rustix::process::Signal;
 
 use crate::etcd::Etcd;
-use crate::process::{PROGRAM, Running, Server, command_of, free_port, run, until};
+use crate::process::{PROGRAM, Running, Server, command_of, run, until};
 
 pub(crate) struct Candidate {
     pub(crate) running: Running,
@@ -71,25 +71,6 @@ fn line(stdout: &mut BufReader<ChildStdout>, start: &str) -> String {
 
 #[test]
 #[ignore = "needs etcd (C10D_ETCD)"]
-fn another_server_takes_over_what_the_first_has_answered() {
-    let etcd = Etcd::start();
-    let mut first = Candidate::start(&etcd);
-    let store = first.store();
-    assert_eq!(store.add("sum", 5).unwrap(), 5);
-    let mut second = Candidate::start(&etcd);
-    // SIGKILL.
-    drop(first);
-
-    let store = second.store();
-    assert_eq!(store.add("sum", 2).unwrap(), 7);
-    let mut third = Candidate::start(&etcd);
-    second.running.signal(Signal::TERM);
-    assert_eq!(second.running.end().code, Some(0));
-    assert_eq!(third.store().add("sum", 1).unwrap(), 8);
-}
-
-#[test]
-#[ignore = "needs etcd (C10D_ETCD)"]
 fn a_server_that_was_stopped_answers_nothing_and_stands_by_again() {
     let etcd = Etcd::start();
     let mut first = Candidate::start(&etcd);
@@ -106,28 +87,6 @@ fn a_server_that_was_stopped_answers_nothing_and_stands_by_again() {
     // It takes over in its turn.
     drop(second);
     assert_eq!(first.store().add("sum", 1).unwrap(), 7);
-}
-
-/// docs/how-to/etcd-operate.md, "Free space in etcd": the server exits, like with a full disk.
-#[test]
-#[ignore = "needs etcd (C10D_ETCD)"]
-fn a_server_whose_etcd_is_full_ends() {
-    let quota = ["--quota-backend-bytes=16777216"];
-    let etcd = Etcd::start_with(|client| format!("http://{client}"), &quota);
-    let mut server = Candidate::start(&etcd);
-    let store = server.store();
-    let value = vec![7; 1 << 20];
-    let written = (0..100).take_while(|_| {
-        let set = store.set("key", &value).and_then(|()| store.add("sum", 1));
-        set.is_ok()
-    });
-    assert!((1..100).contains(&written.count()));
-    let ended = server.running.end();
-    assert_eq!(ended.code, Some(5), "{ended:?}");
-    assert!(
-        ended.stderr.contains("disarm its NOSPACE alarm"),
-        "{ended:?}"
-    );
 }
 
 #[test]
@@ -299,36 +258,6 @@ fn a_killed_server_is_followed_before_its_lease_ends() {
     assert_eq!(store.add("sum", 0).unwrap(), sum);
     killed.sort_unstable();
     println!("longest pauses: killed {killed:?}, stopped {stopped:?}");
-}
-
-/// Strangers take all places at the port of the leader, before its standby connects and afterwards.
-#[test]
-#[ignore = "needs etcd (C10D_ETCD)"]
-fn silent_strangers_do_not_delay_a_takeover() {
-    let etcd = Etcd::start();
-    let port = free_port();
-    let option = format!("--etcd-life-port={port}");
-    let mut first = Candidate::start_with(PROGRAM, &etcd, &[&option]);
-    first.store();
-    let strangers = || -> Vec<TcpStream> {
-        let connect = |_| TcpStream::connect(("127.0.0.1", port)).unwrap();
-        (0..64).map(connect).collect()
-    };
-    let early = strangers();
-    let mut second = Candidate::start(&etcd);
-    let mut log = BufReader::new(second.running.stderr());
-    await_line(&mut log, &["will be noticed at once"]);
-    let late = strangers();
-    await_line(&mut log, &["will be noticed at once"]);
-    drop(first);
-    let texts = ["the leader has exited", "leads from now on"];
-    let seen = await_line(&mut log, &texts);
-    assert!(
-        seen.contains("the leader has exited"),
-        "by its lease only: {seen}"
-    );
-    second.store();
-    drop((early, late));
 }
 
 /// The next line that has one of these texts.

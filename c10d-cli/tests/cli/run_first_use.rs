@@ -41,38 +41,6 @@ fn assert_matches(line: &str, parts: &[&str]) {
 }
 
 #[test]
-fn a_job_that_goes_well_has_two_lines() {
-    let folder = TempDir::new().unwrap();
-    let options = ["--standalone", "--nproc-per-node=2"];
-    let ended = run(
-        &folder,
-        &[&options[..], &["sh", "-c", "echo $RANK"]].concat(),
-    );
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    let lines: Vec<&str> = ended.stderr.lines().collect();
-    let [started, store] = lines[..] else {
-        panic!("{ended:?}");
-    };
-    assert_matches(
-        started,
-        &[
-            "INFO",
-            "started ranks 0-1 of 2: pid ",
-            "; OMP_NUM_THREADS=1",
-        ],
-    );
-    assert_matches(
-        store,
-        &[
-            "status page: http://127.0.0.1:",
-            "if the job hangs: c10d why --connect 127.0.0.1:",
-        ],
-    );
-    assert!(!ended.stderr.contains("::"), "{ended:?}");
-    assert_eq!(entries(&folder), [""; 0]);
-}
-
-#[test]
 fn a_chosen_log_level_shows_the_modules_that_log() {
     let folder = TempDir::new().unwrap();
     let mut command = launcher(&folder, ["--standalone", "true"]);

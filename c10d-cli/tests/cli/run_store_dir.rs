@@ -34,43 +34,6 @@ fn store(port: u16, words: &[&str]) -> crate::process::Ended {
     run(["store"].iter().chain(words).chain(&[connect.as_str()]))
 }
 
-/// Sets a key and waits until it is killed.
-const STAY: &str = "$C10D store set rank-$RANK here; echo started; exec sleep 1000";
-
-#[test]
-fn a_launcher_that_is_killed_continues_with_its_store() {
-    let folder = tempfile::tempdir().unwrap();
-    let (directory, port) = (in_directory(folder.path()), free_port());
-    let options = ["--rdzv-conf=is_host=1", &directory];
-    let host = Running::start(node(port, &options, STAY));
-    let other = Running::start(node(port, &["--rdzv-conf=is_host=0", &directory], STAY));
-    let has_keys = || {
-        ["rank-0", "rank-1"]
-            .iter()
-            .all(|key| store(port, &["get", key, "--timeout=0s"]).code == Some(0))
-    };
-    until("both workers run", has_keys);
-
-    // A second node cannot use the directory at its port, nor at another port.
-    let second = node(free_port(), &options, STAY);
-    let ended = Running::start(second).end();
-    assert_eq!(ended.code, Some(5), "{ended:?}");
-    let owner = format!("is in use by process {} on ", host.id());
-    assert!(ended.stderr.contains(&owner), "{ended:?}");
-
-    host.signal(Signal::KILL);
-    host.end();
-    let exported = run(["store", "export", folder.path().to_str().unwrap()]);
-    assert!(exported.stdout_text().contains("/rank-1"), "{exported:?}");
-    let host = Running::start(node(port, &options, STAY));
-    // The round of the killed node lasts until it counts as lost, and with it the keys of its workers.
-    until("the store is served again", || {
-        store(port, &["get", "rank-1", "--timeout=0s"]).code == Some(0)
-    });
-    until("the keys of both are there", has_keys);
-    drop((host, other));
-}
-
 #[test]
 fn a_job_whose_journal_fails_ends_with_code_5() {
     let folder = tempfile::tempdir().unwrap();

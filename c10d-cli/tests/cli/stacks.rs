@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::pages::Pages;
-use crate::process::{Ended, PATIENCE, PROGRAM, Running, Server, command, command_of, until};
+use crate::process::{Ended, PATIENCE, PROGRAM, Running, command, command_of, until};
 
 fn c10d(words: &[&str], address: SocketAddr) -> Ended {
     let mut command = command(words);
@@ -353,36 +353,6 @@ fn no_stacks_are_read_if_that_is_turned_off() {
     let why = c10d(&["why", "--json"], store);
     let why: Value = serde_json::from_slice(&why.stdout).unwrap();
     assert_eq!(why["nodes"][0]["debug_address"], Value::Null, "{why}");
-}
-
-#[test]
-fn addresses_are_read_out_of_a_store_without_status_pages() {
-    let store = Server::start_with(["store", "serve", "--port", "0", "--no-status"]);
-    let ended = c10d(&["stacks"], store.address);
-    ended.assert_fails(1, "no debug server has published its address in it");
-    let server = debug_server(7, 2);
-    let url = format!("http://{}", server.address);
-    store
-        .store(&["set", "debug_server/rank3", &url])
-        .assert_prints("");
-    let ended = c10d(&["stacks", "3"], store.address);
-    let text = ended.stdout_text();
-    assert!(
-        text.starts_with("Rank 3: train.py:7 in step\n"),
-        "{ended:?}"
-    );
-    // A value that is no address.
-    store
-        .store(&["set", "debug_server/rank0", "http://a\x1bb:1"])
-        .assert_prints("");
-    let ended = c10d(&["stacks"], store.address);
-    assert_eq!(ended.code, Some(1), "{ended:?}");
-    assert!(
-        ended.stdout_text().contains(
-            "\nRank 0: no launcher of c10d run reads its stacks, and it has no debug server.\n"
-        ),
-        "{ended:?}"
-    );
 }
 
 #[test]

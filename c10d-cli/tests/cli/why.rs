@@ -159,12 +159,6 @@ fn a_full_disk_is_not_taken_for_a_missing_rank() {
         .assert_fails(3, "cannot write to standard output");
 }
 
-#[test]
-fn a_server_without_status_pages_is_named_as_such() {
-    let server = Server::start_with(["store", "serve", "--port=0", "--no-status"]);
-    why(server.address, &[]).assert_fails(3, "it runs with --no-status");
-}
-
 /// Clients that have completed the handshake take all places.
 #[test]
 fn a_store_without_file_descriptors_is_named_as_such() {
