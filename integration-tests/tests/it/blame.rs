@@ -194,28 +194,6 @@ fn expect_rank_1(report: &str, line: &str) {
     }
 }
 
-#[test]
-fn the_other_node_names_the_rank_with_its_host_code_and_last_line() {
-    let _watchdog = Watchdog::start(
-        "the_other_node_names_the_rank_with_its_host_code_and_last_line",
-        LIMIT,
-    );
-    let Some(hosts) = two_hosts() else {
-        return;
-    };
-    let script = format!(
-        "if [ $RANK = 1 ]; then while [ ! -e $FOLDER/up ]; do sleep 0.05; done; rm $FOLDER/up; \
-         echo cannot read shard 17 of /data/train/tokens >&2; touch $FOLDER/left; exit 3; fi; \
-         touch $FOLDER/up; while [ ! -e $FOLDER/left ]; do sleep 0.05; done; rm $FOLDER/left; sleep 2; echo '{LOST}' >&2; \
-         exit 1"
-    );
-    let worker = ["--no-python", "sh", "-c", &script].map(str::to_owned);
-    let reports = reports_of_two_nodes(&hosts, &worker, &[]);
-    for report in reports {
-        expect_rank_1(&report, "cannot read shard 17 of /data/train/tokens");
-    }
-}
-
 /// Runs ranks of PyTorch. Rank 1 leaves in this way. `None` if no rank fails.
 fn told_by_torch(leaves: &str, workers: usize) -> Option<Told> {
     let folder = tempfile::tempdir().expect("a directory");

@@ -3,18 +3,16 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use c10d_store::{
-    PrefixStore, ServerOptions, Store, StoreError, StoreExt, TcpStore, TcpStoreOptions,
-    TcpStoreServer,
+    PrefixStore, ServerOptions, Store, StoreExt, TcpStore, TcpStoreOptions, TcpStoreServer,
 };
 use integration_tests::contract::{self, TCP, Traits};
 use integration_tests::launcher::free_address;
 use integration_tests::peer::{Failure, Ours, Peer};
 use integration_tests::torch::{Feature, Release, TcpArguments, Torch, TorchStore};
 use integration_tests::watchdog::Watchdog;
-use serde_json::json;
 
 const LIMIT: Duration = Duration::from_secs(120);
 const LONG: Duration = Duration::from_secs(30);
@@ -343,69 +341,5 @@ fn pytorchs_host_waits_for_our_workers() {
             assert_eq!(worker.get("from the host").expect("get"), b"hello");
         }
         host.close();
-    }
-}
-
-/// docs/spec/wire.md, 7.2: the error names the number of workers that joined.
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_missing_worker_is_reported_by_our_host() {
-    let _watchdog = Watchdog::start("a_missing_worker_is_reported_by_our_host", LIMIT);
-    let address = free_address();
-    let arguments = TcpArguments {
-        world_size: Some(3),
-        timeout: Some(LONG),
-        ..TcpArguments::default()
-    };
-    let worker = Torch::shared().begin_open_tcp(address, &arguments);
-    let options = TcpStoreOptions::default()
-        .with_master(true)
-        .with_world_size(3)
-        .with_timeout(Duration::from_secs(3));
-    let started = Instant::now();
-    let error = TcpStore::open("127.0.0.1", address.port(), options)
-        .expect_err("the third worker is missing");
-    assert!(started.elapsed() < LONG);
-    assert!(
-        matches!(
-            error,
-            StoreError::WorkersMissing {
-                joined: 2,
-                world_size: 3,
-                ..
-            }
-        ),
-        "{error:?}"
-    );
-    let _ = worker.finish();
-}
-
-/// A wait that times out does not end the waits of other clients.
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_timed_out_wait_does_not_end_the_waits_of_others() {
-    let _watchdog = Watchdog::start("a_timed_out_wait_does_not_end_the_waits_of_others", LIMIT);
-    for server in AnyServer::all() {
-        let (ours, torchs) = (server.connect(), server.connect_torch());
-        let (our_impatient, torch_impatient) = (server.connect(), server.connect_torch());
-        thread::scope(|scope| {
-            let torchs_waiting = torchs.begin("get", json!({"key": "k"}));
-            let ours_waiting = scope.spawn(|| ours.get("k"));
-            for _ in 0..5 {
-                let timeout = Duration::from_millis(20);
-                our_impatient
-                    .wait_timeout(&["k"], Some(timeout))
-                    .expect_err("the key is missing");
-                torch_impatient
-                    .wait(&["k"], Some(timeout))
-                    .expect_err("the key is missing");
-            }
-            assert!(torchs_waiting.is_pending(), "{}", server.name);
-            our_impatient.set("k", b"v").expect("set");
-            assert_eq!(ours_waiting.join().expect("get").expect("get"), b"v");
-            assert_eq!(torchs_waiting.wait().result.expect("get"), json!("76"));
-        });
-        assert_eq!(our_impatient.get("k").expect("get"), b"v");
-        assert_eq!(torch_impatient.get("k").expect("get"), b"v");
     }
 }

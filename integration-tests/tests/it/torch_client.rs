@@ -1,13 +1,12 @@
 //! PyTorch's clients with our server.
 
 use std::net::{SocketAddr, TcpListener};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_store::{Opcode, ServerOptions, Store, TcpStore, TcpStoreServer};
 use integration_tests::contract::{self, TCP, Traits};
 use integration_tests::eventually::eventually;
-use integration_tests::peer::{Failure, Peer};
+use integration_tests::peer::Peer;
 use integration_tests::raw_client::{CANCELLED, READY, RawClient, Request, command};
 use integration_tests::relay::Relay;
 use integration_tests::torch::{
@@ -251,58 +250,6 @@ fn a_wake_that_crosses_the_cancel_is_consumed() {
     }
 }
 
-/// Without the relay: the wake and the cancel cross only sometimes.
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_set_near_the_timeout_of_a_wait_does_not_break_the_connection() {
-    let _watchdog = Watchdog::start(
-        "a_set_near_the_timeout_of_a_wait_does_not_break_the_connection",
-        LIMIT,
-    );
-    let (server, client) = pair();
-    let mut writer = RawClient::join(server.local_addr()).expect("a connection");
-    let timeout = Duration::from_millis(20);
-    let (mut in_time, mut too_late) = (0, 0);
-    for round in 1..=300u64 {
-        let key = format!("race-{round}");
-        let set = Request::new(command::SET)
-            .blob(format!("/{key}").as_bytes())
-            .blob(b"set");
-        // From 5 ms before the timeout to 5 ms after it. The first and last five rounds set before and after the
-        // wait.
-        let offset = timeout - Duration::from_millis(5) + Duration::from_micros(round * 33);
-        let set_now = |writer: &mut RawClient| {
-            writer.send(&set).expect("set");
-            writer.fence().expect("the set is executed");
-        };
-        if round <= 5 {
-            set_now(&mut writer);
-        }
-        let waiting = client.begin("wait", json!({"keys": [key], "timeout_ms": 20}));
-        if (6..=295).contains(&round) {
-            thread::sleep(offset);
-            writer.send(&set).expect("set");
-        }
-        let waited = waiting.wait().result;
-        if round > 295 {
-            set_now(&mut writer);
-        }
-        match waited {
-            Ok(_) => in_time += 1,
-            Err(error) => {
-                assert!(error.message.contains(&timed_out_after(20)), "{error}");
-                too_late += 1;
-            }
-        }
-        assert_eq!(client.get(&key).expect("get"), b"set");
-        assert_eq!(client.add("rounds", 1).expect("add"), round as i64);
-    }
-    assert!(
-        in_time > 0 && too_late > 0,
-        "{in_time} in time, {too_late} too late"
-    );
-}
-
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn a_server_that_shuts_down_fails_every_wait_at_once() {
@@ -439,83 +386,6 @@ fn many_python_threads_and_clones() {
     client.set("later", b"now").expect("set");
     let got = waiting.wait().result.expect("get");
     assert_eq!(got, json!(to_hex(b"now")));
-}
-
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn each_queue_element_goes_to_one_waiting_client() {
-    let _watchdog = Watchdog::start("each_queue_element_goes_to_one_waiting_client", LIMIT);
-    if !Release::tested().allows(Feature::Queues) {
-        return;
-    }
-    let (server, client) = pair();
-    let torch = Torch::shared();
-    let poppers: Vec<_> = (0..5)
-        .map(|_| torch.tcp_client(server.local_addr()))
-        .collect();
-    for round in 0..20u8 {
-        let (pushed, mut popped) = thread::scope(|scope| {
-            let popping: Vec<_> = poppers
-                .iter()
-                .map(|popper| scope.spawn(|| pop_with_retries(popper, "q")))
-                .collect();
-            let pushed = [0, 1, 2, 3, 4].map(|i| vec![round, i]);
-            for element in &pushed {
-                client.queue_push("q", element).expect("queue_push");
-            }
-            let popped: Vec<_> = popping
-                .into_iter()
-                .map(|p| p.join().expect("pop"))
-                .collect();
-            (pushed, popped)
-        });
-        popped.sort();
-        assert_eq!(popped, pushed);
-        assert_eq!(client.queue_len("q").expect("queue_len"), 0);
-    }
-}
-
-/// docs/spec/wire.md, 4.2: PyTorch's blocking pop has two steps, between which another client can pop the element.
-fn pop_with_retries(popper: &TorchStore, queue: &str) -> Vec<u8> {
-    loop {
-        match popper.queue_pop(queue) {
-            Ok(element) => return element,
-            Err(error) if error.failure == Failure::QueueEmpty => {}
-            Err(error) => panic!("queue_pop: {error}"),
-        }
-    }
-}
-
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn eight_clients_pass_twenty_barriers() {
-    let _watchdog = Watchdog::start("eight_clients_pass_twenty_barriers", LIMIT);
-    if !Release::tested().allows(Feature::Barrier) {
-        return;
-    }
-    let (server, first) = pair();
-    let torch = Torch::shared();
-    let mut ranks = vec![first];
-    ranks.extend((1..8).map(|_| torch.tcp_client(server.local_addr())));
-    for round in 0..20 {
-        let key = format!("round-{round}");
-        let arrive = |rank: &TorchStore| {
-            rank.begin(
-                "barrier",
-                json!({"key": key, "world_size": 8, "timeout_ms": 30_000}),
-            )
-        };
-        let (last, others) = ranks.split_last().expect("there are eight ranks");
-        let waiting: Vec<_> = others.iter().map(arrive).collect();
-        assert!(
-            waiting.iter().all(|rank| rank.is_pending()),
-            "one rank is missing"
-        );
-        arrive(last).wait().result.expect("the last rank arrives");
-        for rank in waiting {
-            rank.wait().result.expect("released");
-        }
-    }
 }
 
 /// docs/spec/wire.md, 7.2: every worker counts itself, and clients do not wait for other workers.

@@ -226,62 +226,6 @@ fn a_wake_that_crosses_the_cancel_is_consumed() {
     }
 }
 
-/// Without the relay: the wake and the cancel cross only sometimes.
-#[test]
-#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-fn a_set_near_the_timeout_of_a_wait_does_not_break_the_connection() {
-    let _watchdog = Watchdog::start(
-        "a_set_near_the_timeout_of_a_wait_does_not_break_the_connection",
-        LIMIT,
-    );
-    if !Release::tested().allows(Feature::Ping) {
-        return;
-    }
-    for (server, _) in servers() {
-        let client = connect(&server);
-        let mut writer = RawClient::join(server.address()).expect("a connection");
-        let timeout = Duration::from_millis(20);
-        let (mut in_time, mut too_late) = (0, 0);
-        for round in 1..=300u64 {
-            let key = format!("race-{round}");
-            let set = Request::new(command::SET)
-                .blob(format!("/{key}").as_bytes())
-                .blob(b"set");
-            // From 2 ms before the timeout to 2 ms after it. The first and last five rounds set before and after
-            // the wait.
-            let offset = timeout - Duration::from_millis(2) + Duration::from_micros(round * 13);
-            if round <= 5 {
-                writer.send(&set).expect("set");
-                writer.fence().expect("the set is executed");
-            }
-            let waited = thread::scope(|scope| {
-                let waiting = scope.spawn(|| client.wait_timeout(&[key.as_str()], Some(timeout)));
-                if (6..=295).contains(&round) {
-                    thread::sleep(offset);
-                    writer.send(&set).expect("set");
-                }
-                waiting.join().expect("wait")
-            });
-            if round > 295 {
-                writer.send(&set).expect("set");
-                writer.fence().expect("the set is executed");
-            }
-            match waited {
-                Ok(()) => in_time += 1,
-                Err(StoreError::Timeout { .. }) => too_late += 1,
-                Err(error) => panic!("round {round}: {error}"),
-            }
-            assert_eq!(client.get(&key).expect("get"), b"set");
-            assert_eq!(client.add("rounds", 1).expect("add"), round as i64);
-        }
-        assert!(
-            in_time > 0 && too_late > 0,
-            "{in_time} in time, {too_late} too late"
-        );
-        server.close();
-    }
-}
-
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn a_killed_server_fails_every_call_at_once() {
