@@ -41,22 +41,6 @@ fn the_only_node_of_a_job_is_checked_alone() {
 }
 
 #[test]
-fn nodes_report_to_each_other() {
-    for ended in two_nodes(&[]) {
-        assert_eq!(ended.code, Some(0), "{ended:?}");
-        let text = ended.stdout_text();
-        assert!(
-            text.starts_with("2 of 2 nodes of run \"7\" have reported"),
-            "{text}"
-        );
-        assert!(
-            text.contains("round trip") && !text.contains("FAILED"),
-            "{text}"
-        );
-    }
-}
-
-#[test]
 fn the_report_can_be_json() {
     let folder = TempDir::new().unwrap();
     let secret = folder.path().join("secret");

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 
 use serde_json::Value;
 
-use crate::process::{Ended, Running, command, free_port, run};
+use crate::process::{Ended, Running, command, run};
 use crate::run::Job;
 
 /// Each start of a worker adds a line to the file.
@@ -58,36 +58,6 @@ fn an_exit_code_of_the_list_ends_all_nodes_and_each_names_the_rank() {
     assert_eq!(told, 1, "{ended:?}");
     assert_eq!(starts(&job), 2);
     job.assert_nothing_runs();
-}
-
-/// The store stops with the node that stops the job, but only after the other node has read the
-/// reason.
-#[test]
-fn a_node_that_hosts_the_store_ends_the_job_for_all() {
-    let job = Job::new();
-    let endpoint = format!("--rdzv-endpoint=127.0.0.1:{}", free_port());
-    let options = [
-        "--nnodes=2",
-        "--rdzv-backend=c10d",
-        "--max-restarts=3",
-        "--no-restart-exit-codes=93",
-        &endpoint,
-    ];
-    let script = format!(
-        "{START} [ $HOSTS = 1 ] || exec sleep 1000; until [ $(wc -l < \
-        $C10D_TEST_FOLDER/starts) = 2 ]; do sleep 0.01; done; exit 93"
-    );
-    let start = |is_host: &str| {
-        let setting = format!("--rdzv-conf=is_host={is_host}");
-        let mut command = job.command(&[&options[..], &[&setting]].concat(), &script);
-        command.env("HOSTS", is_host);
-        Running::start(command)
-    };
-    let [host, other] = ["1", "0"].map(start).map(Running::end);
-    assert_eq!([host.code, other.code], [Some(1); 2], "{host:?} {other:?}");
-    assert_says(&host, "stopping the job: worker with rank ");
-    assert_says(&other, " ended the job: worker with rank ");
-    assert_eq!(starts(&job), 2);
 }
 
 #[test]
