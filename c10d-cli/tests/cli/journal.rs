@@ -6,7 +6,8 @@ use std::path::Path;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::process::{Ended, Server, after, command, run, run_with_input};
+use crate::gloo::rank_that_waits;
+use crate::process::{Ended, Server, after, command, run, run_with_input, until};
 
 fn serve(directory: &Path) -> Server {
     let directory = format!("--dir={}", directory.display());
@@ -191,4 +192,29 @@ fn a_failed_write_ends_the_server() {
     let line: Value = serde_json::from_slice(&exported.stdout).unwrap();
     let kept: u64 = line["value"].as_str().unwrap().parse().unwrap();
     assert!(kept == sum || kept == sum + 1, "{kept} of {sum}");
+}
+
+/// Ranks behind a relay would survive.
+#[test]
+fn ranks_that_would_not_survive_a_restart_of_their_store_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = serve(folder.path());
+    let upstream = format!("--upstream={}", server.address);
+    let relay = Server::start_with(["relay", "--listen=127.0.0.1:0", &upstream]);
+    let _direct = rank_that_waits(&server, 0, 3, 2);
+    let _relayed = rank_that_waits(&relay, 1, 3, 2);
+    let mut why = Value::Null;
+    until("both wait", || {
+        let address = server.address.to_string();
+        let ended = run(["why", "--json", "--connect", &address]);
+        why = serde_json::from_slice(&ended.stdout).unwrap_or_default();
+        let waits = |rank: usize| why["ranks"][rank]["state"] == "waiting";
+        waits(0) && waits(1)
+    });
+    let findings = why["findings"].as_array().unwrap();
+    let note = findings
+        .iter()
+        .find(|it| it["kind"] == "connected_directly");
+    let text = note.map_or("", |note| note["text"].as_str().unwrap());
+    assert!(text.starts_with("Rank 0 is connected"), "{why}");
 }

@@ -302,6 +302,9 @@ fn json_reports_the_outcome() {
         .unwrap();
     assert_eq!(root["rank"], 1);
     assert_eq!(root["exit_code"], 7);
+    // The rank gave its own reason, so no other rank is accused.
+    assert_eq!(root["cause"], Value::Null);
+    assert_eq!(failed["root_cause"], Value::Null);
     assert_eq!(root["stderr"], json!(["why"]));
     let stopped = failures
         .iter()

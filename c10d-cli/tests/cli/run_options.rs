@@ -28,10 +28,17 @@ fn what_is_refused_is_one_line_with_exit_code_2() {
             &["--keep-workers", own_store],
             "--keep-workers needs a workers' store that a launcher serves",
         ),
+        (
+            &["--rdzv-backend=c10d", "--rdzv-conf=join_timeout=x"],
+            "join_timeout",
+        ),
     ] {
-        let ended = run(["run"].iter().chain(arguments).chain(&["true"]));
-        ended.assert_fails(2, text);
-        assert!(ended.stdout.is_empty(), "{ended:?}");
+        // A dry run refuses what a run refuses.
+        for start in [&["run"][..], &["run", "--dry-run"]] {
+            let ended = run(start.iter().chain(arguments).chain(&["true"]));
+            ended.assert_fails(2, text);
+            assert!(ended.stdout.is_empty(), "{ended:?}");
+        }
     }
     let mut unknown = command(["run", "true"]);
     unknown.env("PET_NNODES", "x");

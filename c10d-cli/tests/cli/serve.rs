@@ -84,32 +84,79 @@ fn the_log_has_the_number_of_possible_connections() {
     assert!(is_named, "{log}");
 }
 
-/// The library's tests have each reason.
+/// Every limit, and the peer that exceeded it.
 #[test]
 fn each_rejected_request_is_logged_with_the_peers_address() {
     let server = Server::start_with([
         "store",
         "serve",
         "--port=0",
+        "--key-bytes-max=10",
         "--value-bytes-max=2000",
+        "--keys-per-request-max=100",
+        "--request-bytes-max=3000",
+        "--unsent-bytes-max=50000",
         "--hello-timeout=2s",
         "--no-status",
     ]);
-    // VALIDATE, and SET of the key `k` with a value of 2,001 bytes.
-    let long = b"\x00\xce\xf7\x85\x3c\x01\x01\0\0\0\0\0\0\0k\xd1\x07\0\0\0\0\0\0";
-    let cases: [(&[u8], &str); 3] = [
-        (long, "value of 2001 bytes, limit 2000"),
+    let hello = [0, 0xce, 0xf7, 0x85, 0x3c];
+    let word = |number: u64| -> Vec<u8> { (0..8).map(|at| (number >> (8 * at)) as u8).collect() };
+    let set = |value: usize| [&[1][..], &word(1), b"k", &word(value as u64)].concat();
+    // MULTI_GET of a value of 2,000 bytes, 50 times.
+    let many = [
+        &[10][..],
+        &word(50),
+        &[word(1), b"k".to_vec()].concat().repeat(50),
+    ]
+    .concat();
+    let cases: Vec<(Vec<u8>, &str)> = vec![
         (
-            b"GET / HTTP/1.1\r\n\r\n",
+            [&hello[..], &[3], &word(11)].concat(),
+            "Get, byte 1: key of 11 bytes, limit 10",
+        ),
+        (
+            [&hello[..], &set(2001)].concat(),
+            "value of 2001 bytes, limit 2000",
+        ),
+        (
+            [&hello[..], &[5], &word(101)].concat(),
+            "101 keys, limit 100",
+        ),
+        (
+            [
+                &hello[..],
+                &[2],
+                &word(1),
+                b"k",
+                &word(2000),
+                &[7; 2000],
+                &word(1500),
+            ]
+            .concat(),
+            "request of at least",
+        ),
+        (
+            [&hello[..], &set(2000), &[7; 2000], &many].concat(),
+            "exceed the limit of 50000 bytes",
+        ),
+        (
+            b"GET / HTTP/1.1\r\n\r\n".to_vec(),
             "first byte is 0x47, expected VALIDATE (0x00)",
         ),
-        (b"", "no handshake within 2s"),
+        (vec![0, 1, 2, 3, 4], "wrong magic number 0x04030201"),
+        ([hello, hello].concat(), "second VALIDATE"),
+        ([&hello[..], &[19]].concat(), "unknown command 0x13"),
+        (
+            [&hello[..], &set(1), b"x", &[4], &word(1), b"k", &word(1)].concat(),
+            "not a decimal number",
+        ),
+        (vec![], "no handshake within 2s"),
     ];
     let mut expected = Vec::new();
     for (host, (bytes, reason)) in (1..).zip(cases) {
         // Each from another address: the lines about one are limited.
         let mut stream = server.connect_from([127, 0, 1, host].into());
-        stream.write_all(bytes).unwrap();
+        stream.write_all(&bytes).unwrap();
         let mut rest = Vec::new();
         // The connection may be reset.
         let _ = stream.read_to_end(&mut rest);

@@ -208,6 +208,22 @@ mod tests {
             assert_eq!(checked(method, "/status.json", &["localhost"]), 405);
         }
         assert_eq!(checked("HEAD", "/", &["node7"]), 200);
+        let request = Request::builder().method("POST").header(HOST, "node7");
+        let (parts, ()) = request.body(()).expect("a valid request").into_parts();
+        let refused = Guard::new(&["node7".to_owned()], None).check(&parts);
+        let refused = refused.expect_err("a refusal").into_response();
+        assert_eq!(refused.headers()[ALLOW], "GET, HEAD");
+    }
+
+    /// Old health probes send none.
+    #[test]
+    fn a_request_of_http_1_0_needs_no_host() {
+        let ask = |version| {
+            let guard = Guard::new(&[], None);
+            status(&guard, Request::builder().version(version))
+        };
+        assert_eq!(ask(Version::HTTP_10), 200);
+        assert_eq!(ask(Version::HTTP_11), 400);
     }
 
     #[test]

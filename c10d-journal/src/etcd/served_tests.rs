@@ -202,7 +202,8 @@ fn a_server_whose_etcd_is_full_stops_and_a_later_one_has_everything() {
     eventually("it stops", || !server.is_running());
     let failure = server.journal_failure().expect("why");
     assert!(matches!(failure, JournalError::Engine { .. }), "{failure}");
-    assert!(failure.to_string().contains("NOSPACE"), "{failure}");
+    let advice = "disarm its NOSPACE alarm";
+    assert!(failure.to_string().contains(advice), "{failure}");
     drop(server);
     // All candidates are unable to lead, and report that.
     let other = stand_by(&options);

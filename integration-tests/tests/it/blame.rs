@@ -141,6 +141,39 @@ fn a_rank_that_exits_long_after_it_closed_its_connections_is_named() {
     assert_eq!(told.json["root_cause"]["is_certain"], true);
 }
 
+/// The wait for such a rank is bounded, and the report does not accuse a rank that runs.
+#[test]
+fn a_rank_that_keeps_running_after_it_closed_its_connections_is_stopped() {
+    let _watchdog = Watchdog::start(
+        "a_rank_that_keeps_running_after_it_closed_its_connections_is_stopped",
+        LIMIT,
+    );
+    let told = Told::of(2, &leaves_late("1000"));
+    let part = "it lost its connection to another rank, and no other had exited";
+    told.names(0, &["rank 0 exited with code 1: ", part]);
+}
+
+#[test]
+fn an_abort_at_the_end_of_a_program_has_a_cure() {
+    let _watchdog = Watchdog::start("an_abort_at_the_end_of_a_program_has_a_cure", LIMIT);
+    let script = format!(
+        "{ORDER} runs; [ $RANK = 1 ] || exit 0; await_exit 0; \
+         echo 'terminate called without an active exception' >&2; kill -ABRT $$$$"
+    );
+    let told = Told::of(2, &script);
+    told.names(
+        1,
+        &["rank 1 was ended by SIGABRT at the end of its program"],
+    );
+    let cure = "call torch.distributed.destroy_process_group() at the end of the program";
+    assert_eq!(told.json["root_cause"]["cure"], cure);
+    assert!(
+        told.text.contains(&format!("  cure      : {cure}\n")),
+        "{}",
+        told.text
+    );
+}
+
 /// The reports of two nodes. Rank 1 on the other node gives its reason and exits with 3; rank 0 loses its connection to it.
 fn reports_of_two_nodes(
     hosts: &Hosts,

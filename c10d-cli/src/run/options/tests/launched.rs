@@ -85,7 +85,7 @@ fn other_options_are_parsed_as_by_torchrun() {
                 --log-line-prefix-template=[${rank}] --local-ranks-filter=2,0,2 --local-addr=1.2.3.4 \
                 --duplicate-stdout-filters=a,,b,c --duplicate-stderr-filters=-e \
                 --signals-to-handle=SIGTERM,SIGUSR1 --shutdown-timeout=0 --virtual-local-rank \
-                --numa-binding=none --event-log-handler=null s.py";
+                --numa-binding=none --event-log-handler=null --logs-specs=default s.py";
     assert_launches(line, &variables, expected);
     assert_eq!(plan(line, &variables).warning_texts(), Vec::<String>::new());
 

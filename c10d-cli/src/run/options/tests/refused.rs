@@ -111,6 +111,7 @@ fn an_invalid_value_is_named_with_its_option() {
             "--numa-binding=node s.py",
             "--numa-binding node is not supported: ",
         ),
+        ("--redirects=9 s.py", "--redirects: "),
         ("--logs-specs=x s.py", "--logs-specs x is not supported: "),
         (
             "--run-path --preload torch s.py",
