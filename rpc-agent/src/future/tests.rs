@@ -142,26 +142,6 @@ fn each_wait_on_each_clone_returns_the_same_result() {
 }
 
 #[test]
-fn any_number_of_threads_can_wait() {
-    let (promise, future) = RpcFuture::new();
-    let threads: Vec<_> = (0..8)
-        .map(|n| {
-            let future = future.clone();
-            thread::spawn(move || match n % 2 {
-                0 => future.wait(),
-                _ => future.wait_timeout(LONG).unwrap(),
-            })
-        })
-        .collect();
-    until(|| future.slot.waiting() == 8);
-    promise.complete(Ok(3));
-    for waiting in threads {
-        assert_eq!(waiting.join().unwrap().unwrap(), 3);
-    }
-    assert_eq!(future.slot.waiting(), 0);
-}
-
-#[test]
 fn a_wait_that_times_out_leaves_the_future_pending() {
     let (promise, future) = RpcFuture::new();
     let began = Instant::now();

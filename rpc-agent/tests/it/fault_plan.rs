@@ -2,18 +2,12 @@
 //!
 //! Only decides, without I/O, sleep or clock. The agent calls it before each send and applies the decision.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use byteorder::{ByteOrder, LittleEndian};
+use c10d_sim::fingerprint;
 use rpc_agent::{AgentOptions, CallMessage, Fault, FaultInjector, WorkerId};
-
-/// Most distinct messages that a plan remembers. Beyond that the plan drops the oldest.
-const MESSAGES_KNOWN_MAX: usize = 65_536;
-
-/// Increment of splitmix64.
-const GOLDEN_GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Faults that an agent injects into the messages that it sends, for tests.
 ///
@@ -134,12 +128,13 @@ impl FaultPlan {
         };
         let mut fault = None;
         if fails > 0 || rules.leave_to_chance(message) {
-            let print = Fingerprint::of(message, function, to, payload);
-            let sends_before = self.with_history(|history| history.count(print));
+            let sent = (message == CallMessage::Answer, function, to.get(), payload);
+            let sent = fingerprint(&sent);
+            let sends_before = self.with_history(|history| history.count(sent));
             fault = if sends_before < fails {
                 Some(Kind::Fail)
             } else {
-                rules.draw(message, print, sends_before)
+                rules.draw(message, fingerprint(&(rules.seed, sent, sends_before)))
             };
         }
         let fault = fault.or(delay.map(Kind::Delay))?;
@@ -280,8 +275,7 @@ impl Rules {
 
     /// Draws at most one fault, the most severe first. Every kind is drawn each time, so that changing one rate does
     /// not change the random numbers of the other kinds.
-    fn draw(&self, message: CallMessage, print: Fingerprint, sends_before: u32) -> Option<Kind> {
-        let seed = mix(self.seed ^ mix(print.0 ^ mix(u64::from(sends_before))));
+    fn draw(&self, message: CallMessage, seed: u64) -> Option<Kind> {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut happens = |rate: f64| random.f64() < rate;
         let is_cut = happens(self.cut);
@@ -324,59 +318,16 @@ fn first_match<T: Copy>(rules: &[(Pattern, T)], function: &str) -> Option<T> {
 /// Sends and faults so far.
 #[derive(Debug, Default)]
 struct History {
-    /// How many times each message was sent.
-    sends: HashMap<Fingerprint, u32>,
-    /// The keys of `sends`, oldest first.
-    order: VecDeque<Fingerprint>,
+    /// How many times each message was sent, by its fingerprint.
+    sends: HashMap<u64, u32>,
     injected: InjectedFaults,
 }
 
 impl History {
     /// Counts a send; returns the number of earlier sends.
-    fn count(&mut self, message: Fingerprint) -> u32 {
-        if let Some(sends) = self.sends.get_mut(&message) {
-            let before = *sends;
-            *sends = sends.saturating_add(1);
-            return before;
-        }
-        if self.order.len() >= MESSAGES_KNOWN_MAX
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.sends.remove(&oldest);
-        }
-        self.order.push_back(message);
-        self.sends.insert(message, 1);
-        0
+    fn count(&mut self, message: u64) -> u32 {
+        let sends = self.sends.entry(message).or_default();
+        *sends += 1;
+        *sends - 1
     }
-}
-
-/// A message's hash. Unlike the hashes of `std`, it is the same in every process and Rust version.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Fingerprint(u64);
-
-impl Fingerprint {
-    fn of(message: CallMessage, function: &str, to: WorkerId, payload: &[u8]) -> Self {
-        let is_answer = u64::from(message == CallMessage::Answer);
-        Self(mix(u64::from(to.get()) << 1 | is_answer))
-            .with(function.as_bytes())
-            .with(payload)
-    }
-
-    fn with(self, bytes: &[u8]) -> Self {
-        // The length separates adjacent fields: `ab` + `c` and `a` + `bc` differ.
-        let mut state = mix(self.0 ^ bytes.len() as u64);
-        for word in bytes.chunks(8) {
-            let word = LittleEndian::read_uint(word, word.len());
-            state = (state ^ word).wrapping_mul(GOLDEN_GAMMA).rotate_left(29);
-        }
-        Self(mix(state))
-    }
-}
-
-/// The finalizer of splitmix64 (Steele, Lea and Flood, 2014): each input bit affects half of the output bits.
-fn mix(seed: u64) -> u64 {
-    let mut z = seed.wrapping_add(GOLDEN_GAMMA);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }

@@ -236,6 +236,13 @@ pub(crate) fn read_frame(socket: &mut impl Read) -> RawFrame {
     }
 }
 
+/// Answers the next request.
+#[track_caller]
+pub(crate) fn answer_next(socket: &mut TcpStream, payload: &[u8]) {
+    let id = read_frame(socket).id;
+    send(socket, &frame(RESPONSE, 0, 0, id, payload));
+}
+
 /// Number of connections between the two workers that the sender of the Hello has counted.
 pub(crate) fn links_of(hello: &RawFrame) -> u32 {
     LittleEndian::read_u32(&hello.body[30..34])
