@@ -11,20 +11,17 @@ use crate::common::{Worker, end, group, group_with, make, shut_down, until_empty
 use crate::fault_plan::FaultPlan;
 use crate::own_process::in_own_process;
 
-/// Number of concurrent references per thread.
-const MANY_ALIVE: usize = 64;
-
 /// A small number of concurrent references: each read occupies a thread of the reading worker, and idle threads use
 /// memory.
 const FEW_ALIVE: usize = 4;
 
 /// Creates references, sends them to a third worker, which fetches their values, and drops them.
-fn churn(worker: &Worker, lives: usize, alive_max: usize) {
-    let mut alive: Vec<RRef<i64>> = Vec::with_capacity(alive_max);
-    let mut reads = Vec::with_capacity(alive_max);
+fn churn(worker: &Worker, lives: usize) {
+    let mut alive: Vec<RRef<i64>> = Vec::with_capacity(FEW_ALIVE);
+    let mut reads = Vec::with_capacity(FEW_ALIVE);
     let mut left = lives;
     while left > 0 {
-        for _ in 0..alive_max.min(left) {
+        for _ in 0..FEW_ALIVE.min(left) {
             let number: RRef<i64> = make(&worker, "worker1", "number", 1_i64);
             let read = worker.rrefs.call("worker2", "read").send::<_, i64>(&number);
             reads.push(read.unwrap());
@@ -46,10 +43,10 @@ fn resident_kib() -> u64 {
     kib.unwrap().parse().unwrap()
 }
 
-fn live(workers: &[Worker], lives: usize, alive_max: usize) {
+fn live(workers: &[Worker], lives: usize) {
     thread::scope(|scope| {
         for _ in 0..2 {
-            scope.spawn(|| churn(&workers[0], lives / 2, alive_max));
+            scope.spawn(|| churn(&workers[0], lives / 2));
         }
     });
     until_empty(workers);
@@ -61,13 +58,6 @@ fn lives(all: usize) -> usize {
         Some(_) => all,
         None => all / 50,
     }
-}
-
-#[test]
-fn a_hundred_thousand_references_leave_empty_tables() {
-    let workers = group(3);
-    live(&workers, lives(100_000), MANY_ALIVE);
-    shut_down(&workers);
 }
 
 #[test]
@@ -136,7 +126,7 @@ fn a_hundred_thousand_references_leave_flat_memory() {
     let workers = group(3);
     let resident: Vec<u64> = (0..9)
         .map(|_| {
-            live(&workers, ROUND, FEW_ALIVE);
+            live(&workers, ROUND);
             resident_kib()
         })
         .collect();

@@ -7,9 +7,9 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
-use rref::{RRef, RRefError, RRefOptions};
+use rref::{RRef, RRefOptions};
 
-use crate::common::{Gate, PATIENCE, end, group, group_of, remote_number, stop};
+use crate::common::{Gate, PATIENCE, end, group, group_of, remote_number};
 use crate::fault_plan::FaultPlan;
 
 struct Unpark(Thread);
@@ -64,24 +64,6 @@ fn a_confirmation_completes_when_the_owner_has_accepted_the_creation() {
     assert!(own.confirmation().unwrap().is_complete());
     drop((slow, confirmation, own));
     end(&workers);
-}
-
-#[test]
-fn a_confirmation_fails_with_the_error_of_the_creation() {
-    let plan = FaultPlan::new(1).delay("rref/create", Duration::from_secs(3));
-    let workers = group_of(2, &crate::common::quick(), plan.of_rank(0), |_, _| {});
-    let call = || workers[0].rrefs.call("worker1", "number");
-    // Connects.
-    assert_eq!(call().run::<_, i64>(1_i64).unwrap(), 1);
-    let call = call().with_timeout(Duration::from_millis(50));
-    let late: RRef<i64> = call.remote(1_i64).unwrap();
-    let failed = late.confirmation().unwrap().wait_timeout(PATIENCE).unwrap();
-    let error = failed.unwrap_err();
-    assert!(
-        matches!(error, RRefError::CreationTimedOut { .. }),
-        "{error}"
-    );
-    stop(&workers);
 }
 
 /// The future keeps the reference, so that its result is the owner's answer and not the deletion.

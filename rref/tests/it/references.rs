@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Cancel, Deadline};
 use rpc_agent::HandlerError;
 use rref::{Functions, RRef, RRefError, RRefFuture};
 use serde::{Deserialize, Serialize};
@@ -380,25 +379,6 @@ fn a_call_that_is_refused_leaves_no_fork() {
         .unwrap();
     assert!(created.to_here(Some(PATIENCE)).is_err());
     drop((own, user, created));
-    end(&workers);
-}
-
-#[test]
-fn a_cancel_ends_the_wait_for_a_fetched_value() {
-    let (workers, gate) = group_with_hold(2, |_| {});
-    let rrefs = &workers[0].rrefs;
-    let value: RRef<()> = rrefs.call("worker1", "hold").remote(()).unwrap();
-    let fetched = value.fetch(None).unwrap();
-    let cancel = Cancel::new();
-    std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| fetched.wait_until(Deadline::NEVER, &cancel).is_none());
-        cancel.cancel();
-        assert!(waiting.join().unwrap());
-    });
-    gate.open();
-    let by = Deadline::after(Instant::now(), PATIENCE);
-    fetched.wait_until(by, &Cancel::NEVER).unwrap().unwrap();
-    drop(value);
     end(&workers);
 }
 
