@@ -65,7 +65,7 @@ fn a_worker_finds_one_that_joins_later() {
         (&third, "ps-1".into()),
     ];
     for (from, to) in calls {
-        assert_reaches(&from, to);
+        assert_reaches(from, to);
     }
     assert_eq!(
         first.handle().worker("ps-2").unwrap(),

@@ -22,7 +22,7 @@ fn churn(worker: &Worker, lives: usize) {
     let mut left = lives;
     while left > 0 {
         for _ in 0..FEW_ALIVE.min(left) {
-            let number: RRef<i64> = make(&worker, "worker1", "number", 1_i64);
+            let number: RRef<i64> = make(worker, "worker1", "number", 1_i64);
             let read = worker.rrefs.call("worker2", "read").send::<_, i64>(&number);
             reads.push(read.unwrap());
             alive.push(number);

@@ -69,7 +69,7 @@ fn the_report_names_each_value_its_holders_and_their_ages() {
 
 #[test]
 fn cycles_over_workers_are_freed_by_the_shutdown() {
-    let workers = group_that_has(3, |functions| node_functions(functions));
+    let workers = group_that_has(3, node_functions);
     let nodes: Vec<RRef<Node>> = ["worker0", "worker1", "worker2"]
         .map(|worker| make(&workers[0], worker, "node", ()))
         .into();

@@ -17,7 +17,7 @@ const SHUTDOWN: Duration = Duration::from_secs(30);
 /// Creates values on the next worker, and holds them.
 fn create(worker: &Worker, to: &str, count: usize) -> Vec<RRef<i64>> {
     let made: Vec<RRef<i64>> = (0..count)
-        .map(|_| make(&worker, to, "number", 1_i64))
+        .map(|_| make(worker, to, "number", 1_i64))
         .collect();
     for rref in &made {
         rref.wait_confirmed(Some(PATIENCE)).unwrap();

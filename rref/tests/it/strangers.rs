@@ -366,9 +366,9 @@ fn check_healthy(workers: &[Worker], list: RRef<List>, mut stranger: Stranger) {
     // Valid requests were served, and the third worker's value exists.
     let items = list.to_here(Some(PATIENCE)).unwrap().into_inner().unwrap();
     assert_eq!(items[0], 1);
-    let made: RRef<i64> = make(&third, "worker0", "number", 9_i64);
+    let made: RRef<i64> = make(third, "worker0", "number", 9_i64);
     assert_eq!(made.to_here(Some(PATIENCE)).unwrap(), 9);
-    let read: i64 = ask(&target, "worker1", "number", 3_i64).unwrap();
+    let read: i64 = ask(target, "worker1", "number", 3_i64).unwrap();
     assert_eq!(read, 3);
     drop((made, list));
     stranger.delete_all();
