@@ -19,7 +19,6 @@ mod rpc;
 mod rref;
 mod servers;
 mod store;
-mod store_server;
 mod workload;
 
 use std::process::ExitCode;

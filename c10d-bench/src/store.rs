@@ -10,7 +10,7 @@ use crate::affinity::Cores;
 use crate::failure::{Context as _, Failure};
 use crate::process::{self, Process};
 use crate::report::{Goal, Report, Row};
-use crate::store_server::StoreServer;
+use crate::servers::StoreServer;
 use crate::workload::client::{large_values, ping};
 use crate::workload::durable::durable;
 use crate::workload::etcd::etcd;

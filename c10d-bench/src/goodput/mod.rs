@@ -51,9 +51,6 @@ const CALM_MS: u64 = 20_000;
 /// How long a job may take to end.
 const END_TIMEOUT_MS: u64 = 120_000;
 
-/// The time per side with `--fast`.
-const SHORT: Duration = Duration::from_secs(600);
-
 #[derive(Debug, Args)]
 pub(super) struct GoodputArgs {
     #[command(subcommand)]
@@ -64,9 +61,6 @@ pub(super) struct GoodputArgs {
     /// How long each side is disturbed.
     #[arg(long, default_value_t = 60)]
     minutes: u64,
-    /// Ten minutes.
-    #[arg(long, conflicts_with = "minutes")]
-    fast: bool,
     /// How long a step takes at least. On few processors more than 20 ms, so that their speed does not decide how long it takes.
     #[arg(long, default_value_t = 20, value_name = "MS", value_parser = value_parser!(u64).range(1..=50))]
     step_ms: u64,
@@ -139,11 +133,7 @@ fn read(path: &Path) -> Result<History, Failure> {
 /// Adds each side when it is complete.
 fn measure(args: &GoodputArgs, history: &mut History) -> Result<(), Failure> {
     let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
-    let length = if args.fast {
-        SHORT
-    } else {
-        Duration::from_secs(60 * args.minutes)
-    };
+    let length = Duration::from_secs(60 * args.minutes);
     let absolute = |path: &Path| -> Result<PathBuf, Failure> {
         // A name without a folder is looked up by the system.
         match path.parent() {

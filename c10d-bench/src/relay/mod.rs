@@ -17,8 +17,7 @@ use crate::child::ServerChild;
 use crate::failure::Failure;
 use crate::process;
 use crate::report::{Goal, Report, Row, Unit, measure_in_turn, percentiles, repeat};
-use crate::servers::RelayServerArgs;
-use crate::store_server::StoreServer;
+use crate::servers::{RelayServerArgs, StoreServer};
 use crate::workload::job::Shape;
 use crate::workload::setting::{Setting, at_least_one, at_most, open_store, round_seconds};
 

@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::fleet::Turns;
 use crate::process::Process;
 use crate::report::{Goal, Row, Unit, order};
-use crate::store_server::StoreServer;
+use crate::servers::StoreServer;
 use crate::workload::job::{Job, Shape};
 use crate::workload::setting::Setting;
 

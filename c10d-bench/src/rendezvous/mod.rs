@@ -21,7 +21,7 @@ use self::processes::Processes;
 use crate::failure::{Context as _, Failure};
 use crate::process;
 use crate::report::{Samples, aligned, print, print_line};
-use crate::store_server::StoreServer;
+use crate::servers::StoreServer;
 use crate::workload::setting::at_least_one;
 
 /// The most nodes in one process.

@@ -14,7 +14,7 @@ use super::throughput::{Kind, Throughput};
 use crate::affinity::on_server_core;
 use crate::failure::{Context as _, Failure};
 use crate::report::{Goal, Row, Unit, measure_in_turn, percentiles, repeat};
-use crate::store_server::StoreServer;
+use crate::servers::StoreServer;
 
 const REOPENED_VALUE_BYTES: usize = 100;
 
