@@ -67,8 +67,14 @@ pub(crate) fn run<T: Send>(py: Python<'_>, call: impl FnOnce() -> T + Send) -> P
     }
     let handling = Handling::begin();
     let result = py.detach(call);
-    handling.end(py)?;
-    Ok(result)
+    match handling.end(py) {
+        Ok(()) => Ok(result),
+        Err(raised) => {
+            // It may wait for threads.
+            py.detach(|| drop(result));
+            Err(raised)
+        }
+    }
 }
 
 /// Whether Python runs its signal handlers on this thread.
