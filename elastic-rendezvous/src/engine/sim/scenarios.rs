@@ -37,6 +37,21 @@ fn settle(world: &mut World, limit: Duration) {
     assert!(is_settled, "{:#?}", world.store.state());
 }
 
+/// Carries out the command, and runs until the nodes are settled again.
+#[track_caller]
+fn settle_after(world: &mut World, node: usize, command: Command, limit: Duration) {
+    world.command(node, command);
+    world.run_for(SECOND / 10);
+    settle(world, limit);
+}
+
+/// Adds a node of ours, which starts.
+fn start(world: &mut World, name: &str) -> usize {
+    let node = world.add(name);
+    world.command(node, Command::Start);
+    node
+}
+
 #[track_caller]
 fn settled(settings: RendezvousSettings, count: usize) -> World {
     let limit = settings.last_call_timeout + 8 * SECOND;
@@ -64,8 +79,7 @@ fn a_late_node_joins_the_next_round() {
     // The last call ends when all members are back, or when the round is full.
     for max_nodes in [4, 3] {
         let mut world = settled(settings(2, max_nodes), 2);
-        let late = world.add("late");
-        world.command(late, Command::Start);
+        start(&mut world, "late");
         world.run_for(SECOND / 10);
         assert!(!world.is_settled());
         settle(&mut world, 5 * SECOND);
@@ -120,9 +134,7 @@ fn surplus_nodes_become_spares_and_the_members_stay() {
     let mut world = settled(settings(2, 3), 5);
     world.command(0, Command::Rejoin);
     world.command(1, Command::Rejoin);
-    world.command(2, Command::Rejoin);
-    world.run_for(SECOND / 10);
-    settle(&mut world, 30 * SECOND);
+    settle_after(&mut world, 2, Command::Rejoin, 30 * SECOND);
     let round = world.store.state().round;
     world.run_for(60 * SECOND);
     assert!(world.is_settled());
@@ -143,8 +155,7 @@ fn spares_end_gracefully_when_the_job_ends() {
         assert_eq!(outcome(&world, spare), expected);
     }
     // A late node fails, because the rendezvous is closed.
-    let late = world.add("late");
-    world.command(late, Command::Start);
+    let late = start(&mut world, "late");
     world.run_for(SECOND);
     let expected = Stage::Ended(Outcome::Failed(OperationError::Closed));
     assert_eq!(outcome(&world, late), expected);
@@ -174,29 +185,13 @@ fn a_waiting_node_that_times_out_leaves_the_wait_list() {
     let mut world = settled(settings, 1);
     // The node's workers never stop.
     world.nodes[0].restarts = false;
-    let late = world.add("late");
-    world.command(late, Command::Start);
+    let late = start(&mut world, "late");
     world.run_for(19 * SECOND);
     assert_eq!(world.store.state().wait_list.len(), 1);
     world.run_for(2 * SECOND);
     let expected = Stage::Ended(Outcome::Failed(OperationError::Timeout));
     assert_eq!(outcome(&world, late), expected);
     assert_eq!(world.store.state().wait_list, BTreeSet::new());
-}
-
-#[test]
-fn a_spare_does_not_time_out_and_has_the_whole_join_timeout_when_needed() {
-    let mut settings = settings(2, 2);
-    settings.join_timeout = 20 * SECOND;
-    let mut world = settled(settings, 3);
-    let spare = (0..3).find(|node| is_spare(&world, *node)).expect("a node");
-    world.run_for(300 * SECOND);
-    assert!(is_spare(&world, spare));
-    world.command((spare + 1) % 3, Command::Crash);
-    let limit = world.settings.dead_after() + 15 * SECOND;
-    world.run_for(SECOND);
-    settle(&mut world, limit);
-    assert_eq!(joins(&world, spare), 1);
 }
 
 /// A state of an earlier job, whose nodes are dead.
@@ -514,9 +509,7 @@ fn pytorch_nodes_alone_restart_endlessly_when_a_node_without_a_place_waits() {
 fn with_spare(settings: RendezvousSettings) -> (World, usize) {
     let mut world = settled(settings, 2);
     let spare = world.add("a");
-    world.command(spare, Command::Start);
-    world.run_for(SECOND / 10);
-    settle(&mut world, 8 * SECOND);
+    settle_after(&mut world, spare, Command::Start, 8 * SECOND);
     assert!(is_spare(&world, spare));
     (world, spare)
 }
@@ -534,9 +527,7 @@ fn ranks(world: &World) -> Vec<(usize, i64)> {
 fn members_that_restart_keep_their_places_and_ranks_before_a_spare() {
     let (mut world, spare) = with_spare(settings(2, 2));
     for round in 1..20 {
-        world.command(0, Command::Rejoin);
-        world.run_for(SECOND / 10);
-        settle(&mut world, 5 * SECOND);
+        settle_after(&mut world, 0, Command::Rejoin, 5 * SECOND);
         assert_eq!(world.store.state().round, round);
         assert_eq!(ranks(&world), [(0, 0), (1, 1)], "round {round}");
         assert!(is_spare(&world, spare), "round {round}");
@@ -550,9 +541,7 @@ fn a_member_that_is_away_for_less_than_the_setting_keeps_its_place_and_rank() {
     world.run_for(14 * SECOND);
     let state = world.store.state();
     assert_eq!((state.round, state.participants.len()), (1, 1));
-    world.command(0, Command::Rejoin);
-    world.run_for(SECOND / 10);
-    settle(&mut world, SECOND);
+    settle_after(&mut world, 0, Command::Rejoin, SECOND);
     assert_eq!(ranks(&world), [(0, 0), (1, 1)]);
     assert!(is_spare(&world, spare));
 }
@@ -571,9 +560,7 @@ fn a_spare_takes_the_place_and_the_rank_of_a_member_that_is_away_for_longer() {
 fn a_spare_takes_the_place_of_a_member_that_leaves_at_once() {
     let (mut world, spare) = with_spare(settings(2, 2));
     let begun = world.now();
-    world.command(0, Command::Leave);
-    world.run_for(SECOND / 10);
-    settle(&mut world, 10 * SECOND);
+    settle_after(&mut world, 0, Command::Leave, 10 * SECOND);
     assert_eq!(world.store.state().round, 1);
     assert_eq!(ranks(&world), [(1, 1), (spare, 0)]);
     // The other member stops its workers for 2 s at most; the rest are exchanges with the store.
@@ -586,9 +573,7 @@ fn a_spare_takes_the_place_of_a_member_that_leaves_at_once() {
 fn the_last_call_does_not_wait_for_a_member_that_has_left() {
     let mut world = settled(settings(1, 3), 3);
     let begun = world.now();
-    world.command(0, Command::Leave);
-    world.run_for(SECOND / 10);
-    settle(&mut world, 10 * SECOND);
+    settle_after(&mut world, 0, Command::Leave, 10 * SECOND);
     assert_eq!(ranks(&world), [(1, 0), (2, 1)]);
     let took = world.now() - begun;
     assert!(took < SECOND * 21 / 10, "{took:?}");
@@ -621,8 +606,7 @@ fn a_pytorch_node_that_completes_a_round_assigns_ranks_in_the_order_of_nodes() {
     // PyTorch's node polls, so it was the last of the two.
     assert_eq!(complete, [(1, 1), (theirs, 0)]);
     // When it restarts last, it counts from the first node again; ours reads the ranks as they are.
-    let late = world.add("0");
-    world.command(late, Command::Start);
+    start(&mut world, "0");
     world.run_for(3 * SECOND);
     world.command(1, Command::Leave);
     world.run_for(60 * SECOND);

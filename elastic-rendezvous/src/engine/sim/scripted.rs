@@ -56,10 +56,23 @@ fn complete(nodes: &[(&str, i64)], heartbeat: Timestamp) -> RendezvousState {
 /// The executor of `me` in a job of 2 to 4 nodes that has begun `operation` at [`START`] and read `state`, in which it may
 /// be listed itself.
 fn executor(operation: Operation, state: RendezvousState) -> Executor {
-    let settings = RendezvousSettings::for_test(2, 4);
+    executor_with(
+        RendezvousSettings::for_test(2, 4),
+        operation,
+        600 * SECOND,
+        state,
+    )
+}
+
+fn executor_with(
+    settings: RendezvousSettings,
+    operation: Operation,
+    timeout: Duration,
+    state: RendezvousState,
+) -> Executor {
     let mut executor = Executor::new(node("me"), settings, START);
     executor.keep_id();
-    executor.begin(operation, START.monotonic + 600 * SECOND, START);
+    executor.begin(operation, START.monotonic + timeout, START);
     assert_eq!(executor.step(START), Need::Read);
     executor.on_read(Some((state, token(1))), START);
     executor
@@ -160,14 +173,9 @@ fn the_last_call_is_over_when_more_than_its_time_has_passed() {
 #[test]
 fn a_join_wakes_at_its_deadline() {
     let settings = RendezvousSettings::for_test(2, 4);
-    let mut executor = Executor::new(node("me"), settings, START);
-    executor.keep_id();
-    let deadline = START.monotonic + 2 * SECOND;
-    executor.begin(Operation::Join, deadline, START);
-    assert_eq!(executor.step(START), Need::Read);
     let state = open(&["me"], START.wall);
-    executor.on_read(Some((state.clone(), token(1))), START);
-    let until = deadline + MILLISECOND;
+    let mut executor = executor_with(settings, Operation::Join, 2 * SECOND, state.clone());
+    let until = START.monotonic + 2 * SECOND + MILLISECOND;
     assert_eq!(executor.step(START), Need::Wait { until });
     let late = at(2 * SECOND + MILLISECOND);
     read_again(&mut executor, &state, late);
@@ -360,11 +368,7 @@ fn a_wait_for_a_suspect_after_the_last_call_is_not_a_busy_loop() {
     state.deadline = Some(START.wall);
     let mut settings = RendezvousSettings::for_test(2, 4);
     settings.last_call_timeout = SECOND;
-    let mut executor = Executor::new(node("me"), settings, START);
-    executor.keep_id();
-    executor.begin(Operation::Join, START.monotonic + 600 * SECOND, START);
-    executor.step(START);
-    executor.on_read(Some((state.clone(), token(1))), START);
+    let mut executor = executor_with(settings, Operation::Join, 600 * SECOND, state.clone());
     let now = at(2 * SECOND);
     read_again(&mut executor, &state, now);
     let until = now.monotonic + SECOND;
@@ -411,11 +415,7 @@ fn a_participant_wakes_at_the_end_of_the_last_call() {
     state.deadline = Some(START.wall);
     let mut settings = RendezvousSettings::for_test(2, 4);
     settings.last_call_timeout = 2 * SECOND;
-    let mut executor = Executor::new(node("me"), settings, START);
-    executor.keep_id();
-    executor.begin(Operation::Join, START.monotonic + 600 * SECOND, START);
-    executor.step(START);
-    executor.on_read(Some((state, token(1))), START);
+    let mut executor = executor_with(settings, Operation::Join, 600 * SECOND, state);
     let until = START.monotonic + 2 * SECOND + MILLISECOND;
     assert_eq!(executor.step(START), Need::Wait { until });
 }
@@ -514,11 +514,7 @@ fn pauses_after_conflicts_double_up_to_a_share_of_the_time_until_the_drop() {
         cas_backoff_max: 50 * MILLISECOND,
         ..RendezvousSettings::for_test(2, 4)
     };
-    let mut executor = Executor::new(node("me"), settings, START);
-    executor.keep_id();
-    executor.begin(Operation::Join, START.monotonic + 600 * SECOND, START);
-    executor.step(START);
-    executor.on_read(Some((state.clone(), token(1))), START);
+    let mut executor = executor_with(settings, Operation::Join, 600 * SECOND, state.clone());
     executor.on_written(Written::Theirs(Box::new(state.clone()), token(9)), START);
     let pause = executor.conflict_pause_max(START);
     assert_eq!(pause, Some(50 * MILLISECOND), "after the first conflict");
