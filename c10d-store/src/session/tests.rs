@@ -42,48 +42,6 @@ fn reconnect(a: &mut End, b: &mut End) {
     b.stream.attach(of_a).expect("where a is");
 }
 
-/// The link is cut after each number of bytes in one direction and each in the other.
-/// docs/spec/wire-extensions.md, SESSION 4.
-#[test]
-fn a_cut_at_any_byte_loses_and_repeats_nothing() {
-    let words: [&[u8]; 3] = [b"first", b"", b"the second one"];
-    let lengths = |words: &[&[u8]]| words.iter().map(|word| word.len() + 12).sum::<usize>();
-    for cut_up in 0..=lengths(&words) {
-        for cut_down in 0..=lengths(&words) {
-            let (mut a, mut b) = (End::default(), End::default());
-            reconnect(&mut a, &mut b);
-            let (mut left_up, mut left_down) = (cut_up, cut_down);
-            for word in words {
-                a.push(word);
-                b.push(word);
-                let up = a.write();
-                let arrives = up.len().min(left_up);
-                b.take(&up[..arrives]);
-                left_up -= arrives;
-                let down = b.write();
-                let arrives = down.len().min(left_down);
-                a.take(&down[..arrives]);
-                left_down -= arrives;
-                if left_up == 0 || left_down == 0 {
-                    break;
-                }
-            }
-            // Twice: the second link must not repeat what the first one has brought.
-            for _ in 0..2 {
-                reconnect(&mut a, &mut b);
-                let up = a.write();
-                b.take(&up);
-                let down = b.write();
-                a.take(&down);
-            }
-            assert_eq!(b.read, a.sent, "cut after {cut_up} and {cut_down}");
-            assert_eq!(a.read, b.sent, "cut after {cut_up} and {cut_down}");
-            reconnect(&mut a, &mut b);
-            assert!(!a.stream.has_unacknowledged() && !b.stream.has_unacknowledged());
-        }
-    }
-}
-
 #[derive(Debug, Clone)]
 enum Step {
     Push {

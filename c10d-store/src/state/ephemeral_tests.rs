@@ -7,7 +7,7 @@ use c10d_sim::Seeds;
 use super::StoreState;
 use super::owners::{KeptClient, OWNED_KEYS_MAX};
 use super::recovery::recovered;
-use super::tests::{OwnedReply, Recorder};
+use super::tests::{OwnedReply, Recorder, delete, push, set};
 use crate::message::{ConnId, Extension, Keys, Payload, Request};
 use crate::moment::Moment;
 use crate::session::SessionId;
@@ -108,19 +108,6 @@ fn claim<'a>(key: &'a str, value: &'a str, will: (&'a str, &'a str)) -> Request<
     })
 }
 
-fn set<'a>(key: &'a str, value: &'a str) -> Request<'a> {
-    Request::Set {
-        key: key.as_bytes(),
-        value: Payload::Borrowed(value.as_bytes()),
-    }
-}
-
-fn delete(key: &str) -> Request<'_> {
-    Request::DeleteKey {
-        key: key.as_bytes(),
-    }
-}
-
 fn bytes(value: &str) -> OwnedReply {
     OwnedReply::Bytes(value.into())
 }
@@ -151,13 +138,7 @@ fn the_first_owns_a_key_and_others_get_its_value() {
         [(A, OwnedReply::NotOwned), (A, bytes(""))]
     );
     // A queue is not a value.
-    store.on(
-        B,
-        Request::QueuePush {
-            key: b"q",
-            value: Payload::Borrowed(b"e"),
-        },
-    );
+    store.on(B, push("q", "e"));
     assert_eq!(store.claim(A, "q", "a", ("", "")), OwnedReply::Owned);
 }
 

@@ -8,8 +8,8 @@ use c10d_sim::Seeds;
 use super::StoreState;
 use super::recovery::recovered;
 use super::sweeps::SCHEDULED_MAX;
-use super::tests::{OwnedReply, Recorder};
-use crate::message::{ConnId, Extension, Keys, Payload, Request};
+use super::tests::{OwnedReply, Recorder, push, set};
+use crate::message::{ConnId, Extension, Keys, Request};
 use crate::moment::Moment;
 use crate::snapshot::CloseReason;
 
@@ -24,20 +24,6 @@ fn on(state: &mut StoreState, conn: u64, request: Request<'_>) -> Replies {
     handled.expect("it is accepted");
     state.check_invariants();
     replies.0
-}
-
-fn set<'a>(key: &'a str, value: &'a str) -> Request<'a> {
-    Request::Set {
-        key: key.as_bytes(),
-        value: Payload::Borrowed(value.as_bytes()),
-    }
-}
-
-fn push(key: &str) -> Request<'_> {
-    Request::QueuePush {
-        key: key.as_bytes(),
-        value: Payload::Borrowed(b"element"),
-    }
 }
 
 fn delete_prefix(prefix: &str, delay_millis: u32) -> Request<'_> {
@@ -76,7 +62,7 @@ fn values_and_queues_with_the_prefix_are_deleted_and_waits_go_on() {
         on(&mut state, B, set(key, "v"));
     }
     for key in ["p/b", "p/q", "q"] {
-        on(&mut state, B, push(key));
+        on(&mut state, B, push(key, "element"));
     }
     let owned = Request::Extension(Extension::SetEphemeral {
         key: b"p/owned",
@@ -99,7 +85,7 @@ fn values_and_queues_with_the_prefix_are_deleted_and_waits_go_on() {
     assert!(state.is_sweeping_for(ConnId(A)) && state.is_waiting(ConnId(A)));
     // Later writes of this prefix are not deleted.
     on(&mut state, 3, set("p/late", "v"));
-    on(&mut state, 3, push("p/late queue"));
+    on(&mut state, 3, push("p/late queue", "element"));
     assert_eq!(finish(&mut state), deleted(A, 4));
     assert!(!state.is_sweeping_for(ConnId(A)));
     for (key, is_there) in [
@@ -144,7 +130,7 @@ fn what_is_written_meanwhile_stays_and_all_else_goes() {
             .collect();
         for name in &names {
             match random.u8(..4) {
-                0 => _ = state.handle(ConnId(B), push(name), &mut Recorder::default()),
+                0 => _ = state.handle(ConnId(B), push(name, "element"), &mut Recorder::default()),
                 1 => {}
                 _ => _ = state.handle(ConnId(B), set(name, "1"), &mut Recorder::default()),
             }
@@ -172,7 +158,7 @@ fn what_is_written_meanwhile_stays_and_all_else_goes() {
                     }
                     2 => {
                         entry.1 = true;
-                        push(name)
+                        push(name, "element")
                     }
                     3 => Request::Extension(Extension::WaitGet {
                         keys: Keys::from(&keys[..]),

@@ -137,7 +137,7 @@ impl Store {
     }
 }
 
-fn set<'a>(key: &'a str, value: &'a str) -> Request<'a> {
+pub(super) fn set<'a>(key: &'a str, value: &'a str) -> Request<'a> {
     Request::Set {
         key: key.as_bytes(),
         value: Payload::Borrowed(value.as_bytes()),
@@ -197,7 +197,7 @@ fn barrier(key: &str, world_size: i64) -> Request<'_> {
     }
 }
 
-fn push<'a>(key: &'a str, element: &'a str) -> Request<'a> {
+pub(super) fn push<'a>(key: &'a str, element: &'a str) -> Request<'a> {
     Request::QueuePush {
         key: key.as_bytes(),
         value: Payload::Borrowed(element.as_bytes()),
@@ -210,7 +210,7 @@ fn pop(key: &str) -> Request<'_> {
     }
 }
 
-fn delete(key: &str) -> Request<'_> {
+pub(super) fn delete(key: &str) -> Request<'_> {
     Request::DeleteKey {
         key: key.as_bytes(),
     }
@@ -346,33 +346,6 @@ fn waiters_are_served_in_order_of_arrival() {
     assert_eq!(store.set("k", "v"), [stop(B), stop(A), stop(9), stop(4)]);
 }
 
-#[test]
-fn a_second_wait_replaces_the_first() {
-    let mut store = Store::default();
-    store.wait(A, &["old"]);
-    store.wait(A, &["new"]);
-    assert_eq!(store.set("old", "1"), []);
-    assert_eq!(store.set("new", "1"), [stop(A)]);
-}
-
-/// docs/spec/wire.md, CANCEL_WAIT 1.
-#[test]
-fn a_cancelled_wait_gets_no_reply() {
-    let mut store = Store::default();
-    store.wait(A, &["k", "l"]);
-    assert_eq!(store.set("k", "1"), []);
-    assert_eq!(
-        store.on(A, Request::CancelWait),
-        [(A, OwnedReply::Canceled)]
-    );
-    assert_eq!(store.set("l", "1"), []);
-    assert_eq!(
-        store.on(A, Request::CancelWait),
-        [(A, OwnedReply::Canceled)],
-        "each cancel gets one reply, with or without a pending wait"
-    );
-}
-
 /// docs/spec/wire-extensions.md, WAIT_GET 1 and 2.
 #[test]
 fn wait_get_returns_values_that_exist_at_the_same_time() {
@@ -427,18 +400,6 @@ fn wait_get_ignores_queues() {
     assert_eq!(store.wait(B, &["k"]), []);
     assert_eq!(store.on(C, push("k", "e")), [stop(B)]);
     assert_eq!(store.set("k", "v"), [stop(A), bytes(A, "v")]);
-}
-
-/// docs/spec/wire-extensions.md, WAIT_GET 5.
-#[test]
-fn wait_get_can_be_cancelled() {
-    let mut store = Store::default();
-    store.wait_get(A, &["k"]);
-    assert_eq!(
-        store.on(A, Request::CancelWait),
-        [(A, OwnedReply::Canceled)]
-    );
-    assert_eq!(store.set("k", "v"), []);
 }
 
 /// docs/spec/wire-extensions.md, WAIT_CHANGE 1.
@@ -558,36 +519,6 @@ fn wait_change_ignores_queues_and_unfinished_barriers() {
     assert_eq!(store.on(B, barrier("n", 9)), []);
     assert_eq!(store.set("n", "1"), [stop(B)]);
     assert_eq!(store.set("n", "2"), [stop(A), bytes(A, "2")]);
-}
-
-/// docs/spec/wire-extensions.md, WAIT_CHANGE 5.
-#[test]
-fn wait_change_is_cancelled_and_replaced_like_wait() {
-    let mut store = Store::default();
-    store.set("k", "1");
-    let known = Known::whole(b"1");
-    store.wait_change(A, "k", known);
-    assert_eq!(
-        store.on(A, Request::CancelWait),
-        [(A, OwnedReply::Canceled)]
-    );
-    assert_eq!(store.set("k", "2"), []);
-
-    store.set("k", "1");
-    store.wait_change(A, "k", known);
-    store.wait(A, &["other"]);
-    assert_eq!(store.set("k", "2"), []);
-    store.wait_change(A, "k", Known::whole(b"2"));
-    assert_eq!(store.set("other", ""), []);
-    assert_eq!(store.set("k", "3"), [stop(A), bytes(A, "3")]);
-
-    store.wait_change(A, "k", Known::whole(b"3"));
-    store.wait_change(B, "k", Known::whole(b"3"));
-    assert_eq!(store.disconnect(A), []);
-    assert_eq!(store.set("k", "4"), [stop(B), bytes(B, "4")]);
-    store.on(C, delete("k"));
-    store.on(C, delete("other"));
-    assert!(store.state.slots.iter().next().is_none());
 }
 
 /// docs/spec/wire.md, MULTI_SET 3.
@@ -854,16 +785,6 @@ fn an_unfinished_barrier_wakes_no_waiter_and_any_write_ends_it() {
         [stop(A)],
         "a push wakes one waiter"
     );
-}
-
-/// docs/spec/wire.md, WAIT 8.
-#[test]
-fn a_disconnect_removes_the_wait() {
-    let mut store = Store::default();
-    store.wait(A, &["k", "l"]);
-    store.wait(B, &["k"]);
-    assert_eq!(store.disconnect(A), []);
-    assert_eq!(store.set("k", "v"), [stop(B)]);
 }
 
 /// docs/spec/wire.md, PING 1, and docs/spec/wire-extensions.md, CAPABILITY 2.
