@@ -134,6 +134,7 @@ fn work(
         if order.received.is_some() {
             dialer.set_position(order.position);
         }
+        report(false);
         let Some(outcome) = connect(&mut dialer, received, &order, orders, report) else {
             return;
         };

@@ -1,15 +1,16 @@
 //! A store that takes no session, or no connection any more.
 
 use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_relay::{RelayError, RelayOptions};
 use c10d_store::unstable::{CAPABILITY_NONCE, capability};
-use c10d_store::{SessionError, StoreError, StoreExt};
+use c10d_store::{SessionError, Store, StoreError, StoreExt, TcpStore, TcpStoreServer};
+use rustix::net::{self, AddressFamily, SocketType};
 
-use crate::basics::{rank_of, relay_to, server, soon, wait_until};
+use crate::basics::{rank_of, relay_to, server, soon, wait_until, with_groups};
 use crate::tunnels::get;
 
 #[test]
@@ -63,6 +64,32 @@ fn the_end_of_a_relay_does_not_wait_for_a_store_that_has_exited() {
         waiting.join().expect("no panic").expect_err("no relay");
         assert!(started.elapsed() < Duration::from_secs(10));
     }
+}
+
+/// Before the relay has a session, the store may still start, also for the requests of a rank that has left.
+#[test]
+fn the_end_of_a_relay_waits_for_a_store_that_has_not_started() {
+    // Refuses connections until it listens.
+    let socket = net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+    net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
+    let address = net::getsockname(&socket).expect("an address");
+    let port = SocketAddr::try_from(address).expect("of IP").port();
+    let relay = relay_to(port, RelayOptions::default());
+    let mut rank = TcpStream::connect(relay.local_addrs()[0]).expect("a rank");
+    wait_until("it is accepted", || relay.connection_count() == 1);
+    // VALIDATE, and SET of the key `k` to `v`.
+    let set = b"\x00\xce\xf7\x85\x3c\x01\x01\0\0\0\0\0\0\0k\x01\0\0\0\0\0\0\0v";
+    rank.write_all(set).expect("sent");
+    drop(rank);
+    wait_until("it has left", || relay.connection_count() == 0);
+    let finishing = thread::spawn(move || relay.finish(soon()));
+    // Attempts are refused in this time.
+    thread::sleep(Duration::from_millis(300));
+    net::listen(&socket, 16).expect("a listener");
+    let server = TcpStoreServer::serve(vec![socket.into()], with_groups()).expect("a server");
+    finishing.join().expect("no panic");
+    let client = TcpStore::connect("127.0.0.1", server.local_addr().port()).expect("a client");
+    assert!(client.check(&["k"]).expect("an answer"));
 }
 
 #[test]

@@ -197,6 +197,23 @@ fn a_torn_record_is_ignored_and_removed_by_the_next_writer() {
     }
 }
 
+/// The process that creates a store may end within its first write.
+#[test]
+fn a_file_of_a_part_of_its_first_record_is_a_new_store() {
+    let first = record("refcount/", b"1");
+    for cut in 0..=first.len() {
+        let (_folder, path) = store_path();
+        fs::write(&path, &first[..cut]).unwrap();
+        let store = FileStore::open(&path, None).unwrap();
+        store.set("k", b"1").unwrap();
+        let other = FileStore::open(&path, None).unwrap();
+        assert_eq!(other.get("k").unwrap(), b"1", "cut at {cut}");
+        drop(store);
+        // docs/spec/file-store.md: `refcount/` and `cleanup/` count.
+        assert_eq!(other.num_keys().unwrap(), 3, "cut at {cut}");
+    }
+}
+
 /// The content of a file that is not a store must not be removed as a torn record.
 #[test]
 fn other_files_are_not_changed() {

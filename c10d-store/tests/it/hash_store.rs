@@ -18,6 +18,13 @@ fn a_new_store_has_the_default_timeout() {
     assert_eq!(HashStore::new().timeout(), Some(DEFAULT_TIMEOUT));
 }
 
+#[test]
+fn debug_output_shows_no_contents() {
+    let store = HashStore::new();
+    store.set("secret", b"secret").unwrap();
+    assert!(!format!("{store:?}").contains("secret"));
+}
+
 /// PyTorch's `HashStore` raises "queue is empty" at once instead.
 #[test]
 fn a_pop_waits_for_an_element_even_if_the_name_has_a_value() {

@@ -1099,6 +1099,7 @@ fn a_barrier_times_out(store: &Arc<dyn Store>, _: Features) {
     let error = store.barrier_timeout("meet", 2, Some(timeout)).unwrap_err();
     assert!(started.elapsed() >= timeout);
     assert!(started.elapsed() < LONG / 2);
+    assert!(error.has_unknown_outcome());
     let StoreError::BarrierTimeout {
         context,
         world_size,

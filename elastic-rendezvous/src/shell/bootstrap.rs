@@ -392,7 +392,7 @@ impl Bootstrap {
         if let Some(before) = before
             && self.own_published.as_ref() != Some(&before.address)
         {
-            match self.probe(&before, round) {
+            match self.probe(&before, round, &Cancel::NEVER) {
                 Ok(()) => return Ok(before),
                 Err(error) => log::info!("starting a new workers' store: {}", in_brief(&error)),
             }
@@ -424,11 +424,12 @@ impl Bootstrap {
     }
 
     /// Returns an error if the server of an earlier round no longer answers.
-    fn probe(&self, before: &Master, round: &Round<'_>) -> Result<(), StoreError> {
+    fn probe(&self, before: &Master, round: &Round<'_>, cancel: &Cancel) -> Result<(), StoreError> {
         // The server listened a moment ago, so a refusal means that it has exited.
         let credentials = self.credentials_for(before, round);
         let options = client_options(credentials.as_ref(), PROBE_TIMEOUT)
-            .with_connect_options(ConnectOptions::default().with_rounds_max(1));
+            .with_connect_options(ConnectOptions::default().with_rounds_max(1))
+            .with_cancel(cancel.clone());
         TcpStore::open(before.address.host(), before.address.port(), options).map(drop)
     }
 
@@ -460,7 +461,7 @@ impl Bootstrap {
         if let Some(before) = before {
             let is_own = self.own_published.as_ref() == Some(&before.address);
             if !(is_own || self.shared.is_some())
-                && self.probe(&before, round).is_err()
+                && self.probe(&before, round, cancel).is_err()
                 && let Some(master) = published_within(REPLACE_GRACE)?
             {
                 return Ok(master);

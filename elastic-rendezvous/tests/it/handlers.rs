@@ -412,6 +412,19 @@ fn a_static_rendezvous_reports_joined_nodes_and_missing_ranks() {
 }
 
 #[test]
+fn a_timeout_of_zero_is_refused_when_the_handler_is_created() {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let backend = Arc::new(C10dBackend::new(Arc::clone(&store), "job").expect("a backend"));
+    let settings = settings(1, 1).with_join_timeout(Duration::ZERO);
+    let options = DynamicRendezvousOptions::new();
+    let error = DynamicRendezvous::new(backend, store, settings, options).expect_err("refused");
+    assert_eq!(
+        error.to_string(),
+        "the join timeout is 0, it must be positive"
+    );
+}
+
+#[test]
 fn a_watch_checks_once_with_a_timeout_of_zero_and_waits_indefinitely_without_one() {
     let (_host, tcp) = tcp();
     let hash: Arc<dyn Store> = Arc::new(HashStore::new());

@@ -159,7 +159,16 @@ fn nodes_of_a_static_rendezvous_come_back_while_they_wait_and_afterwards() {
     proxy.cut(false);
     eventually("a new connection", || proxy.accepted() > accepted);
 
-    let direct = node(2, port).next_rendezvous().expect("a round");
+    let last = node(2, port);
+    let (sender, changes) = channel();
+    last.add_listener(Arc::new(move |event| {
+        if matches!(event, RendezvousEvent::MembershipChanged) {
+            let _ = sender.send(());
+        }
+    }));
+    let direct = last.next_rendezvous().expect("a round");
+    changes.try_recv().expect("an event when all have joined");
+    assert_eq!(direct.bootstrap.master.port(), port);
     let behind = waiting.join().expect("no panic").expect("a round");
     let host = joining.join().expect("no panic").expect("a round");
     assert_eq!((behind.rank, behind.world_size), (1, 3));
