@@ -200,7 +200,6 @@ fn name(number: u64) -> String {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::time::UNIX_EPOCH;
 
     use c10d_store::HashStore;
 
@@ -212,16 +211,8 @@ mod tests {
     }
 
     fn record(rank: usize, code: i32, ended_unix_ms: u64, stderr: &str) -> ExitRecord {
-        let outcome = WorkerOutcome {
-            local_rank: 0,
-            rank,
-            pid: 17,
-            exit: ExitKind::Code(code),
-            ended_at: UNIX_EPOCH + Duration::from_millis(ended_unix_ms),
-            was_stopped: false,
-            error_file: None,
-            stderr_tail: stderr.as_bytes().to_vec(),
-        };
+        let exit = ExitKind::Code(code);
+        let outcome = WorkerOutcome::for_test(rank, exit, ended_unix_ms, stderr);
         ExitRecord::of(&outcome, "node1")
     }
 

@@ -150,23 +150,11 @@ fn is_message(record: &ExitRecord) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::time::UNIX_EPOCH;
-
     use super::*;
     use crate::worker::WorkerOutcome;
 
     fn record(rank: usize, exit: ExitKind, stderr: &str) -> ExitRecord {
-        let outcome = WorkerOutcome {
-            local_rank: rank,
-            rank,
-            pid: 17,
-            exit,
-            ended_at: UNIX_EPOCH,
-            was_stopped: false,
-            error_file: None,
-            stderr_tail: stderr.as_bytes().to_vec(),
-        };
-        ExitRecord::of(&outcome, "node0")
+        ExitRecord::of(&WorkerOutcome::for_test(rank, exit, 0, stderr), "node0")
     }
 
     const fn signal(number: i32) -> ExitKind {

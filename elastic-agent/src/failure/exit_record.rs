@@ -224,23 +224,12 @@ mod tests {
     use super::*;
 
     fn record(rank: usize, exit: ExitKind) -> ExitRecord {
-        let outcome = WorkerOutcome {
-            local_rank: 0,
-            rank,
-            pid: 17,
-            exit,
-            ended_at: UNIX_EPOCH + Duration::from_millis(1_700_000_000_123),
-            was_stopped: false,
-            error_file: None,
-            stderr_tail: b"starting\nbad shard 17\n".to_vec(),
-        };
+        let stderr = "starting\nbad shard 17\n";
+        let outcome = WorkerOutcome::for_test(rank, exit, 1_700_000_000_123, stderr);
         ExitRecord::of(&outcome, "node1")
     }
 
-    const ABORT: ExitKind = ExitKind::Signal {
-        number: 6,
-        has_dumped_core: false,
-    };
+    const ABORT: ExitKind = ExitKind::signal(6);
 
     #[test]
     fn a_record_survives_its_json() {

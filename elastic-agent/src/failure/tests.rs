@@ -1,5 +1,4 @@
 use std::fs;
-use std::time::{Duration, UNIX_EPOCH};
 
 use super::error_file::{self, ERROR_FILE_BYTES_MAX};
 use super::process_failure::{HINT, STDERR_LINES_MAX};
@@ -9,20 +8,12 @@ use crate::worker::{ExitKind, WorkerOutcome};
 fn outcome(local_rank: usize, exit: ExitKind, ended_at_s: u64) -> WorkerOutcome {
     WorkerOutcome {
         local_rank,
-        rank: 10 + local_rank,
         pid: 1000,
-        exit,
-        ended_at: UNIX_EPOCH + Duration::from_secs(ended_at_s),
-        was_stopped: false,
-        error_file: None,
-        stderr_tail: Vec::new(),
+        ..WorkerOutcome::for_test(10 + local_rank, exit, ended_at_s * 1000, "")
     }
 }
 
-const TERM: ExitKind = ExitKind::Signal {
-    number: 15,
-    has_dumped_core: false,
-};
+const TERM: ExitKind = ExitKind::signal(15);
 
 fn failures(outcomes: &[WorkerOutcome]) -> Failures {
     Failures::new(outcomes.iter().map(ProcessFailure::of).collect()).unwrap()
@@ -270,16 +261,10 @@ fn an_error_file_is_copied_with_the_exit_code() {
 #[test]
 fn a_failure_without_error_file_has_a_message() {
     let message = |exit| ProcessFailure::of(&outcome(0, exit, 0)).message;
-    let unnamed = ExitKind::Signal {
-        number: 40,
-        has_dumped_core: false,
-    };
     assert_eq!(message(TERM), "Signal 15 (SIGTERM) received by PID 1000");
-    assert_eq!(message(unnamed), "Signal 40 (<N/A>) received by PID 1000");
-    let kill = ExitKind::Signal {
-        number: 9,
-        has_dumped_core: false,
-    };
+    let unnamed = message(ExitKind::signal(40));
+    assert_eq!(unnamed, "Signal 40 (<N/A>) received by PID 1000");
+    let kill = ExitKind::signal(9);
     let text = message(kill);
     let (received, hint) = text.split_once("; ").unwrap();
     assert_eq!(received, "Signal 9 (SIGKILL) received by PID 1000");

@@ -232,14 +232,7 @@ mod tests {
         ] {
             assert_eq!(found(1, &stderr), None, "{stderr}");
         }
-        for exit in [
-            ExitKind::Code(3),
-            ExitKind::Signal {
-                number: 9,
-                has_dumped_core: false,
-            },
-            ExitKind::Unknown,
-        ] {
+        for exit in [ExitKind::Code(3), ExitKind::signal(9), ExitKind::Unknown] {
             assert_eq!(fatal_error(exit, None, import.as_bytes()), None);
         }
         // This is the exception that caused the next exception.

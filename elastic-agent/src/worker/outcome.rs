@@ -122,6 +122,34 @@ impl fmt::Debug for WorkerOutcome {
 }
 
 #[cfg(test)]
+impl ExitKind {
+    /// The exit of a process that a signal has ended, without a core file.
+    pub(crate) const fn signal(number: i32) -> Self {
+        Self::Signal {
+            number,
+            has_dumped_core: false,
+        }
+    }
+}
+
+#[cfg(test)]
+impl WorkerOutcome {
+    /// A worker of process 17 that exited on its own, this many milliseconds after 1970, and wrote this to standard error.
+    pub(crate) fn for_test(rank: usize, exit: ExitKind, ended_unix_ms: u64, stderr: &str) -> Self {
+        Self {
+            local_rank: rank,
+            rank,
+            pid: 17,
+            exit,
+            ended_at: SystemTime::UNIX_EPOCH + std::time::Duration::from_millis(ended_unix_ms),
+            was_stopped: false,
+            error_file: None,
+            stderr_tail: stderr.as_bytes().to_vec(),
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use std::process::Command;
 

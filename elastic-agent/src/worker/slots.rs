@@ -174,14 +174,8 @@ mod tests {
     fn a_launcher_keeps_few_bytes_of_each_replaced_worker() {
         let mut slots = WorkerSlots::new(Vec::new());
         let died = |pid| WorkerOutcome {
-            local_rank: 1,
-            rank: 9,
-            pid,
-            exit: ExitKind::Code(1),
-            ended_at: SystemTime::UNIX_EPOCH,
-            was_stopped: false,
             error_file: Some(format!("/tmp/job/attempt_0/1/error-{pid}.json").into()),
-            stderr_tail: vec![b'x'; 4096],
+            ..WorkerOutcome::for_test(9, ExitKind::Code(1), 0, &"x".repeat(4096))
         };
         slots.replaced.extend((1..=200).map(died).map(kept));
         let bytes = |it: &WorkerOutcome| {
@@ -198,14 +192,9 @@ mod tests {
     #[test]
     fn exits_of_one_millisecond_are_in_the_order_of_their_ranks() {
         let outcome = |rank, at_us, was_stopped| WorkerOutcome {
-            local_rank: rank,
-            rank,
-            pid: 17,
-            exit: ExitKind::Code(3),
             ended_at: SystemTime::UNIX_EPOCH + Duration::from_micros(at_us),
             was_stopped,
-            error_file: None,
-            stderr_tail: Vec::new(),
+            ..WorkerOutcome::for_test(rank, ExitKind::Code(3), 0, "")
         };
         let mut report = StopReport {
             outcomes: vec![

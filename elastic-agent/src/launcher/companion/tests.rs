@@ -197,12 +197,9 @@ fn missing_workers_do_not_hold_up_the_others() {
 
 #[test]
 fn workers_that_the_agent_stops_after_an_exit_that_it_has_reaped_have_not_failed() {
-    let signal = |number| ExitKind::Signal {
-        number,
-        has_dumped_core: false,
-    };
     let failures = |has_lost_exit| {
-        let exits = [signal(15), signal(9), signal(11), ExitKind::Code(1)];
+        let [stopped, killed, crashed] = [15, 9, 11].map(ExitKind::signal);
+        let exits = [stopped, killed, crashed, ExitKind::Code(1)];
         exits.map(|exit| is_failure(exit, has_lost_exit))
     };
     assert_eq!(failures(false), [true; 4]);

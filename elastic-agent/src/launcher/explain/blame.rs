@@ -234,7 +234,6 @@ pub(in crate::launcher) struct Absent {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
-    use std::time::{Duration, UNIX_EPOCH};
 
     use c10d_inspect::flight::{FlightRecording, compare_flights};
 
@@ -247,14 +246,8 @@ mod tests {
     /// Rank 1 has timed out, rank 2 was stopped, and rank 3 has exited on its own.
     fn failures() -> Failures {
         let outcome = |rank: usize, seconds: u64, was_stopped| WorkerOutcome {
-            local_rank: rank,
-            rank,
-            pid: 100,
-            exit: ExitKind::Code(1),
-            ended_at: UNIX_EPOCH + Duration::from_secs(seconds),
             was_stopped,
-            error_file: None,
-            stderr_tail: Vec::new(),
+            ..WorkerOutcome::for_test(rank, ExitKind::Code(1), seconds * 1000, "")
         };
         let outcomes = [
             outcome(1, 50, false),
@@ -388,19 +381,16 @@ mod tests {
 
     #[test]
     fn a_rank_that_gave_up_a_collective_is_not_blamed_for_it() {
-        let outcome = |rank: usize, was_stopped| WorkerOutcome {
-            local_rank: rank,
-            rank,
-            pid: 100,
-            exit: ExitKind::Code(1),
-            ended_at: UNIX_EPOCH + Duration::from_millis(if rank == 3 { 500 } else { 900 }),
-            was_stopped,
-            error_file: None,
-            stderr_tail: match was_stopped {
-                true => Vec::new(),
-                false => b"RuntimeError: Timed out waiting 8000ms for send operation to complete"
-                    .to_vec(),
-            },
+        let outcome = |rank: usize, was_stopped| {
+            let stderr = match was_stopped {
+                true => "",
+                false => "RuntimeError: Timed out waiting 8000ms for send operation to complete",
+            };
+            let ended_at_ms = if rank == 3 { 500 } else { 900 };
+            WorkerOutcome {
+                was_stopped,
+                ..WorkerOutcome::for_test(rank, ExitKind::Code(1), ended_at_ms, stderr)
+            }
         };
         let explained = |absent| {
             let outcomes = [3, 0, 1, 2].map(|rank| outcome(rank, rank == 2));
@@ -437,23 +427,9 @@ mod tests {
     /// The report of node 0, whose rank 0 lost its connection, with the exits of node 1.
     #[test]
     fn an_exit_on_another_node_is_the_root_cause() {
-        let outcome = |rank: usize, code: i32, ms: u64, stderr: &str| WorkerOutcome {
-            local_rank: 0,
-            rank,
-            pid: 100,
-            exit: ExitKind::Code(code),
-            ended_at: UNIX_EPOCH + Duration::from_millis(ms),
-            was_stopped: false,
-            error_file: None,
-            stderr_tail: stderr.as_bytes().to_vec(),
-        };
-        let lost = outcome(
-            0,
-            1,
-            50_400,
-            "Error: Connection closed by peer [10.0.0.2]:4711",
-        );
-        let failed = outcome(1, 3, 50_000, "bad shard 17");
+        let lost = "Error: Connection closed by peer [10.0.0.2]:4711";
+        let lost = WorkerOutcome::for_test(0, ExitKind::Code(1), 50_400, lost);
+        let failed = WorkerOutcome::for_test(1, ExitKind::Code(3), 50_000, "bad shard 17");
         let own = vec![ExitRecord::of(&lost, "node0")];
         let other = vec![ExitRecord::of(&failed, "node1")];
         let all = vec![ProcessFailure::of(&lost)];
@@ -475,7 +451,7 @@ mod tests {
         let summary = failures.summary("f.py", "node0", |seconds| seconds.to_string());
         let end = format!(
             "Root Cause (the first observed failure is of rank 0):\n[1]:\n  time      : 50\n  host      : node1\n  \
-             rank      : 1\n  exitcode  : 3 (pid: 100) \n  error_file: <N/A>\n  traceback : <N/A>\n  \
+             rank      : 1\n  exitcode  : 3 (pid: 17) \n  error_file: <N/A>\n  traceback : <N/A>\n  \
              cause     : {text}\n  stderr    : the last line\n    bad shard 17\n"
         );
         assert!(summary.contains(&end), "{summary}");

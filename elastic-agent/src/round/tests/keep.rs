@@ -267,16 +267,8 @@ fn final_codes_and_fatal_errors_end_the_job_as_without_it() {
     let mut round = running(9, KeepOptions::new(1));
     let text = "Traceback (most recent call last):\n  File \"/t/x.py\", line 1, in <module>\n    \
                 import x\nModuleNotFoundError: No module named 'x'\n";
-    let failed = ProcessFailure::of(&WorkerOutcome {
-        local_rank: 1,
-        rank: 1,
-        pid: 1,
-        exit: ExitKind::Code(1),
-        ended_at: SystemTime::UNIX_EPOCH,
-        was_stopped: false,
-        error_file: None,
-        stderr_tail: text.into(),
-    });
+    let failed = WorkerOutcome::for_test(1, ExitKind::Code(1), 0, text);
+    let failed = ProcessFailure::of(&failed);
     let stopped = death_of(&mut round, failed, GroupNews::GoesOn);
     assert_eq!(stopped, ["TellFailed", "ForkAhead", "Stop"]);
 }

@@ -12,10 +12,7 @@ use crate::worker::{ExitKind, WorkerExit, WorkerOutcome};
 fn kind(code: i32) -> ExitKind {
     match code {
         0.. => ExitKind::Code(code),
-        signal => ExitKind::Signal {
-            number: -signal,
-            has_dumped_core: false,
-        },
+        signal => ExitKind::signal(-signal),
     }
 }
 
@@ -28,13 +25,8 @@ pub(super) fn failure(
 ) -> ProcessFailure {
     ProcessFailure::of(&WorkerOutcome {
         local_rank,
-        rank,
-        pid: 1,
-        exit: kind(code),
-        ended_at: SystemTime::UNIX_EPOCH,
         was_stopped,
-        error_file: None,
-        stderr_tail: Vec::new(),
+        ..WorkerOutcome::for_test(rank, kind(code), 0, "")
     })
 }
 
@@ -118,16 +110,8 @@ impl World {
 
     /// A worker has left the message of a library at exit.
     pub(super) fn crash(&self, exit: WorkerExit) -> Input {
-        let outcome = WorkerOutcome {
-            local_rank: exit.local_rank,
-            rank: exit.rank,
-            pid: exit.pid,
-            exit: exit.exit,
-            ended_at: exit.ended_at,
-            was_stopped: false,
-            error_file: None,
-            stderr_tail: b"terminate called without an active exception\n".to_vec(),
-        };
+        let stderr = "terminate called without an active exception\n";
+        let outcome = WorkerOutcome::for_test(exit.rank, exit.exit, 0, stderr);
         Input::Crash(Box::new(Crash {
             exit,
             record: ExitRecord::of(&outcome, "host"),

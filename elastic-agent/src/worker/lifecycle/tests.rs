@@ -8,10 +8,7 @@ const FAILED: ExitKind = ExitKind::Code(1);
 const GRACE: Duration = Duration::from_secs(30);
 
 fn killed_by(signal: Signal) -> ExitKind {
-    ExitKind::Signal {
-        number: signal.as_raw(),
-        has_dumped_core: false,
-    }
+    ExitKind::signal(signal.as_raw())
 }
 
 /// A group, the time, and the processes in the groups of exited workers.

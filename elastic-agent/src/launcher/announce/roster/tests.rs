@@ -159,10 +159,7 @@ fn a_workers_end_is_announced_at_once_with_its_cause() {
     look(&mut roster, start, [CONNECTED, CONNECTED]);
     roster.note_announced(start);
     let now = start + SECOND;
-    let killed = ExitKind::Signal {
-        number: 9,
-        has_dumped_core: false,
-    };
+    let killed = ExitKind::signal(9);
     assert!(!roster.note_exit(&exit(99, killed), now));
     assert!(roster.note_exit(&exit(100, killed), now));
     assert_eq!(roster.step(now), Step::Announce);
