@@ -352,35 +352,21 @@ mod tests {
     }
 
     #[test]
-    fn exit_code_0_is_healthy() {
-        let variables = [("C10D_NODE", "node7")];
-        let check = check("test \"$C10D_NODE\" = node7");
-        assert!(matches!(
-            run(&check, &variables, &Cancel::NEVER),
-            Some(Ok(()))
-        ));
-    }
-
-    #[test]
     fn a_failure_names_the_exit_code_and_the_last_line() {
-        let failed = unhealthy(&check("echo one; echo 'no GPU' >&2; echo; exit 3"));
-        let expected = "its health check failed (exit code 3: no GPU)";
-        assert_eq!(failed.to_string(), expected);
-        assert_eq!(failed.output(), "one\nno GPU");
-        let silent = unhealthy(&check("kill -s TERM $$"));
-        assert_eq!(silent.to_string(), "its health check failed (SIGTERM)");
-    }
-
-    #[test]
-    fn any_amount_of_output_is_read_and_its_end_is_kept() {
-        let failed = unhealthy(&check(
-            "yes 0123456789 | head -n 100000; echo the end; exit 1",
-        ));
-        assert_eq!(
-            failed.to_string(),
-            "its health check failed (exit code 1: the end)"
-        );
-        assert!(failed.output.len() <= 4096);
+        let lines = "echo one; echo 'no GPU' >&2; echo; exit 3";
+        // Any amount of output is read, and its end is kept.
+        let long = "yes 0123456789 | head -n 100000; echo the end; exit 1";
+        for (command, why) in [
+            (lines, "exit code 3: no GPU"),
+            (long, "exit code 1: the end"),
+            ("kill -s TERM $$", "SIGTERM"),
+        ] {
+            let failed = unhealthy(&check(command));
+            let expected = format!("its health check failed ({why})");
+            assert_eq!(failed.to_string(), expected);
+            assert!(failed.output.len() <= 4096);
+        }
+        assert_eq!(unhealthy(&check(lines)).output(), "one\nno GPU");
     }
 
     #[test]
@@ -409,11 +395,13 @@ mod tests {
     fn what_a_healthy_command_leaves_behind_is_killed() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("pid");
-        let script = format!("sleep 1000 & echo $! > {}", file.display());
-        assert!(matches!(
-            run(&check(&script), &[], &Cancel::NEVER),
-            Some(Ok(()))
-        ));
+        let script = format!(
+            "sleep 1000 & echo $! > {}; test \"$C10D_NODE\" = node7",
+            file.display()
+        );
+        let variables = [("C10D_NODE", "node7")];
+        let healthy = run(&check(&script), &variables, &Cancel::NEVER);
+        assert!(matches!(healthy, Some(Ok(()))));
         assert_ends(&file);
     }
 

@@ -396,29 +396,23 @@ mod tests {
         }
     }
 
-    /// docs/spec/rendezvous.md, RELAY 1.
+    /// docs/spec/rendezvous.md, RELAY 1. A chosen port is the only attempt.
     #[test]
     fn nodes_without_a_common_port_all_fail() {
-        let nodes = [(FREE, None), (5000..6000, None), (FREE, None)];
-        for outcome in outcomes(&empty(), &nodes) {
-            assert_eq!(
-                outcome.unwrap_err().to_string(),
-                "no port was free for the relays of all nodes: 1 of 3 nodes refused port 5031, the last of 32; their \
-                 logs say why; choose a port that is free on every node with --relay-port"
-            );
-        }
-    }
-
-    /// docs/spec/rendezvous.md, RELAY 1.
-    #[test]
-    fn a_chosen_port_is_the_only_attempt() {
-        let nodes = [(FREE, Some(7)), (7..8, Some(7)), (FREE, Some(7))];
-        for outcome in outcomes(&empty(), &nodes) {
-            let error = outcome.unwrap_err().to_string();
-            assert!(
-                error.contains("1 of 3 nodes refused port 7, the last of 1"),
-                "{error}"
-            );
+        for (fixed, used, refused) in [
+            (None, 5000..6000, "port 5031, the last of 32"),
+            (Some(7), 7..8, "port 7, the last of 1"),
+        ] {
+            let nodes = [(FREE, fixed), (used, fixed), (FREE, fixed)];
+            for outcome in outcomes(&empty(), &nodes) {
+                assert_eq!(
+                    outcome.unwrap_err().to_string(),
+                    format!(
+                        "no port was free for the relays of all nodes: 1 of 3 nodes refused {refused}; their logs say \
+                         why; choose a port that is free on every node with --relay-port"
+                    )
+                );
+            }
         }
     }
 
