@@ -12,7 +12,6 @@ mod header;
 mod history;
 mod journal;
 mod newest;
-mod reader;
 mod rows;
 mod trust;
 mod wal;
@@ -25,5 +24,4 @@ pub use etcd::{
     EtcdAddressError, EtcdCandidate, EtcdDirectory, EtcdJournal, EtcdLeader, EtcdLookupError,
     EtcdMember, EtcdMemberStatus, EtcdOptions, EtcdStatus, EtcdTakeover,
 };
-pub use journal::SqliteJournal;
-pub use reader::SqliteJournalReader;
+pub use journal::{SqliteJournal, SqliteJournalReader};
