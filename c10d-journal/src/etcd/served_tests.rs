@@ -2,7 +2,6 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, Deadline, HostPort};
@@ -238,60 +237,4 @@ fn a_server_whose_etcd_is_full_stops_and_a_later_one_has_everything() {
     let _server = stand_by(&options);
     let (store, _) = client_of_leader(&options);
     assert_eq!(store.add("sum", 1).expect("there is room"), 6);
-}
-
-/// Measures; proves nothing.
-#[test]
-#[ignore = "needs etcd (C10D_ETCD)"]
-#[expect(clippy::print_stdout, reason = "the figures are for readers")]
-fn measure_an_add_and_its_transaction() {
-    let site = RealSite::start(3);
-    let options = site.options();
-    let _server = stand_by(&options);
-    let (store, _) = client_of_leader(&options);
-    let mut gateway = site.gateway();
-    let transaction = Request::Txn(Txn {
-        compare: Vec::new(),
-        success: ["a", "b"]
-            .map(|key| Op::Put {
-                key: key.to_owned(),
-                value: vec![7; 150],
-                lease: 0,
-            })
-            .to_vec(),
-        failure: Vec::new(),
-    });
-    let p50 = |call: &mut dyn FnMut()| {
-        let mut times: Vec<_> = (0..500)
-            .map(|_| {
-                let start = Instant::now();
-                call();
-                start.elapsed()
-            })
-            .collect();
-        times.sort_unstable();
-        (times[50], times[250])
-    };
-    for _ in 0..3 {
-        let add = p50(&mut || {
-            store.add("sum", 1).expect("it leads");
-        });
-        let bare = p50(&mut || {
-            call(&mut gateway, &transaction).expect("etcd answers");
-        });
-        println!("p10, p50: ADD {add:?}, a transaction of two puts {bare:?}");
-    }
-    let clients: Vec<_> = (0..64).map(|_| client_of_leader(&options).0).collect();
-    let start = Instant::now();
-    thread::scope(|scope| {
-        for client in &clients {
-            scope.spawn(move || {
-                for _ in 0..100 {
-                    client.add("sum", 1).expect("it leads");
-                }
-            });
-        }
-    });
-    let rate = 6400.0 / start.elapsed().as_secs_f64();
-    println!("64 clients: {rate:.0} ADD/s");
 }
