@@ -24,7 +24,7 @@ impl Default for Closer {
 }
 
 impl Closer {
-    /// Closes the current connection and any that the thread opens later, and ends the thread's attempts to connect;
+    /// Closes the current connection and any that the thread opens later, and interrupts the thread's attempts to connect;
     /// their calls fail immediately. Does not block.
     pub fn close(&self) {
         // First, so that no connection is watched after this one.

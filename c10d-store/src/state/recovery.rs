@@ -91,7 +91,7 @@ impl StoreState {
         self.slots.recorder = Some(Box::new(Recorder::new(durable)));
     }
 
-    /// What has gathered for the journal; `None` without a journal.
+    /// The recorder of changes for the journal; `None` without a journal.
     pub(crate) fn recorder(&self) -> Option<&Recorder> {
         self.slots.recorder.as_deref()
     }
