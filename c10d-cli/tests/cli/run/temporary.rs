@@ -8,28 +8,26 @@ fn a_job_runs_without_a_folder_for_temporary_files() {
     fs::write(job.path("file"), "").unwrap();
     let long = job.path(&"x".repeat(200));
     fs::create_dir(&long).unwrap();
-    let folders = [
-        (job.path("missing"), true),
-        (job.path("file"), true),
+    let sockets = "--debug-server";
+    for (folder, option, has_warning) in [
+        (job.path("missing"), "--no-stacks", true),
+        (job.path("file"), sockets, true),
         // Even root cannot create files there.
-        (PathBuf::from("/proc/self"), true),
-        (PathBuf::new(), false),
-        (long, false),
-    ];
-    for (folder, has_warning) in folders {
-        for options in [&[][..], &["--debug-server"]] {
-            let arguments = [&["--standalone", "--nproc-per-node=2"], options].concat();
-            let mut command = job.command(&arguments, "echo rank $RANK");
-            command.env("TMPDIR", &folder);
-            let ended = Running::start(command).end();
-            assert_succeeded(&ended);
-            assert_eq!(lines([&ended]), ["rank 0", "rank 1"]);
-            let warnings = ended.stderr.matches("WARN").count();
-            assert_eq!(warnings, usize::from(has_warning), "{folder:?} {ended:?}");
-            if has_warning {
-                let expected = format!("cannot create the log directory {}: ", folder.display());
-                assert!(ended.stderr.contains(&expected), "{ended:?}");
-            }
+        (PathBuf::from("/proc/self"), sockets, true),
+        (PathBuf::new(), sockets, false),
+        (long, sockets, false),
+    ] {
+        let arguments = ["--standalone", "--nproc-per-node=2", option];
+        let mut command = job.command(&arguments, "echo rank $RANK");
+        command.env("TMPDIR", &folder);
+        let ended = Running::start(command).end();
+        assert_succeeded(&ended);
+        assert_eq!(lines([&ended]), ["rank 0", "rank 1"]);
+        let warnings = ended.stderr.matches("WARN").count();
+        assert_eq!(warnings, usize::from(has_warning), "{folder:?} {ended:?}");
+        if has_warning {
+            let expected = format!("cannot create the log directory {}: ", folder.display());
+            assert!(ended.stderr.contains(&expected), "{ended:?}");
         }
     }
 }
@@ -41,18 +39,17 @@ fn events_and_file_timers_work_without_a_folder_for_temporary_files() {
     let events = format!("--events={}", job.path("events").display());
     let script = "
         [ -p $TORCHELASTIC_TIMER_FILE ] && echo 1 > $C10D_PROGRESS_FILE && echo $C10D_PROGRESS_FILE";
-    for folder in [job.path("missing"), PathBuf::from("/proc/self")] {
-        let mut command = job.command(&["--standalone", &events], script);
-        command
-            .env("TMPDIR", &folder)
-            .env("TORCHELASTIC_ENABLE_FILE_TIMER", "1");
-        let ended = Running::start(command).end();
-        assert_succeeded(&ended);
-        let file = ended.stdout_text().trim().to_owned();
-        assert!(!file.is_empty() && !file.starts_with(folder.to_str().unwrap()));
-        assert!(!Path::new(&file).exists(), "{file}");
-        assert_eq!(ended.stderr.matches("WARN").count(), 1, "{ended:?}");
-    }
+    let folder = job.path("missing");
+    let mut command = job.command(&["--standalone", &events], script);
+    command
+        .env("TMPDIR", &folder)
+        .env("TORCHELASTIC_ENABLE_FILE_TIMER", "1");
+    let ended = Running::start(command).end();
+    assert_succeeded(&ended);
+    let file = ended.stdout_text().trim().to_owned();
+    assert!(!file.is_empty() && !file.starts_with(folder.to_str().unwrap()));
+    assert!(!Path::new(&file).exists(), "{file}");
+    assert_eq!(ended.stderr.matches("WARN").count(), 1, "{ended:?}");
 }
 
 #[test]
