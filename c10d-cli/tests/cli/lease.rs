@@ -124,9 +124,9 @@ fn commands_under_one_key_exclude_each_other() {
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
 }
 
-/// The end of a key wakes nobody, so the one that waits asks the server, also after a long time.
+/// The end of a key wakes no process. A waiting process therefore asks the server, even after a long time.
 #[test]
-fn the_next_one_notices_soon_that_the_key_is_free() {
+fn a_waiting_process_notices_soon_that_the_key_is_free() {
     let server = Server::start();
     server.store(&["set", "k", "other"]).assert_prints("");
     let next = start(&server, &["k", "--", "true"]);

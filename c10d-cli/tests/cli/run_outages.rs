@@ -1,6 +1,6 @@
-//! `c10d run` with an external store whose connections fall silent, or that is lost.
+//! `c10d run` with silent connections to an external store, or with a lost store.
 //!
-//! `elastic-rendezvous/tests/it/outages.rs` has the other outages.
+//! More outages: `elastic-rendezvous/tests/it/outages.rs`.
 
 use std::fs;
 use std::path::{Path, PathBuf};

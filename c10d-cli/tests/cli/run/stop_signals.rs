@@ -28,7 +28,7 @@ fn as_program(job: &Job, arguments: &[&str], script: &str) -> Command {
 
 #[test]
 fn a_signal_that_was_ignored_at_the_start_stays_ignored() {
-    // A stop signal, and one that is passed on.
+    // A stop signal, and a signal for the workers only.
     for (name, signal) in [("HUP", Signal::HUP), ("USR1", Signal::USR1)] {
         let job = Job::new();
         let script = format!(
