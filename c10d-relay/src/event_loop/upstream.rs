@@ -253,9 +253,8 @@ impl EventLoop {
     pub(super) fn is_finished(&self) -> bool {
         self.finishing.is_some_and(|(by, was_told)| {
             let has_ended = self.hub.is_ended() || !self.has_session && !self.is_connecting;
-            // A later process at the address does not have the session. Before there is one, the store may still start.
-            let is_refused = self.has_session && self.is_connecting && self.connector.is_refused();
-            let is_lost = is_refused && !self.hub.is_kept();
+            // A later process at the address does not have the session.
+            let is_lost = self.is_connecting && self.connector.is_refused() && !self.hub.is_kept();
             by.has_passed(Instant::now()) || is_lost || was_told && has_ended
         })
     }

@@ -78,7 +78,7 @@ fn the_end_of_a_relay_waits_for_a_store_that_has_not_started() {
     let mut rank = TcpStream::connect(relay.local_addrs()[0]).expect("a rank");
     wait_until("it is accepted", || relay.connection_count() == 1);
     // VALIDATE, and SET of the key `k` to `v`.
-    let set = b"\x00\xce\xf7\x85\x3c\x01\x01\0\0\0\0\0\0\0k\x01\0\0\0\0\0\0\0v";
+    let set = b"\x00\xce\xf7\x85\x3c\x01\x02\0\0\0\0\0\0\0/k\x01\0\0\0\0\0\0\0v";
     rank.write_all(set).expect("sent");
     drop(rank);
     wait_until("it has left", || relay.connection_count() == 0);
