@@ -111,6 +111,12 @@ fn info(name: &str, id: u32) -> WorkerInfo {
     WorkerInfo::new(name, id).unwrap()
 }
 
+/// The address of a worker in the store.
+fn address_of(directory: &Directory, worker: &WorkerInfo) -> Option<Address> {
+    let address = directory.address_of(worker, patience(), &Cancel::NEVER);
+    address.unwrap()
+}
+
 fn known(world_size: u32) -> Option<u32> {
     Some(world_size)
 }
@@ -130,10 +136,7 @@ fn workers_of_a_static_group_find_each_other() {
                 assert_eq!(by_name.as_ref(), Some(worker));
                 let by_id = directory.find(&worker.id.into());
                 assert_eq!(by_id.as_ref(), Some(worker));
-                let address = directory
-                    .address_of(worker, patience(), &Cancel::NEVER)
-                    .unwrap()
-                    .unwrap();
+                let address = address_of(&directory, worker).unwrap();
                 let id = worker.id.get();
                 assert_eq!(
                     address.host_port.to_string(),
@@ -252,11 +255,7 @@ fn a_worker_that_left_can_rejoin_at_another_address() {
             let b = joined.pop().unwrap().unwrap();
             let a = joined.pop().unwrap().unwrap();
             b.leave(patience(), &Cancel::NEVER).unwrap();
-            assert_eq!(
-                a.address_of(&info("b", 1), patience(), &Cancel::NEVER)
-                    .unwrap(),
-                None
-            );
+            assert_eq!(address_of(&a, &info("b", 1)), None);
 
             let back = Directory::join(
                 shared.store(),
@@ -268,15 +267,10 @@ fn a_worker_that_left_can_rejoin_at_another_address() {
                 &Cancel::NEVER,
             );
             assert_eq!(back.unwrap().workers(), [info("a", 0), info("b", 1)]);
-            let address = a
-                .address_of(&info("b", 1), patience(), &Cancel::NEVER)
-                .unwrap();
+            let address = address_of(&a, &info("b", 1));
             assert_eq!(address, Some(Address::new("[::1]:5000", 7).unwrap()));
             let other = info("c", 1);
-            assert_eq!(
-                a.address_of(&other, patience(), &Cancel::NEVER).unwrap(),
-                None
-            );
+            assert_eq!(address_of(&a, &other), None);
         }
     }
 }
@@ -364,11 +358,7 @@ fn workers_leave_a_dynamic_group_while_others_join() {
         for leaving in leaving {
             leaving.join().unwrap().unwrap();
         }
-        assert_eq!(
-            a.address_of(&info("b", 1), patience(), &Cancel::NEVER)
-                .unwrap(),
-            None
-        );
+        assert_eq!(address_of(&a, &info("b", 1)), None);
         assert_eq!(a.workers(), [info("a", 0), info("d", 3), info("e", 4)]);
         assert_eq!(a.find(&"b".into()), None);
     }
@@ -406,10 +396,7 @@ fn a_members_name_or_id_is_refused_and_both_together_replace_it() {
         );
         let again = join(shared.store(), "b", 1, 9, None, patience());
         again.unwrap();
-        let address = a
-            .address_of(&info("b", 1), patience(), &Cancel::NEVER)
-            .unwrap()
-            .unwrap();
+        let address = address_of(&a, &info("b", 1)).unwrap();
         assert_eq!(address.incarnation, 9);
         assert_eq!(a.workers().len(), 2);
     }

@@ -64,6 +64,15 @@ fn feed(
     Ok(())
 }
 
+/// Feeds frames in reads of any size.
+fn receive(
+    incoming: &mut Incoming,
+    frames: &[Frame<'_>],
+    inbox: &mut Inbox,
+) -> Result<(), WireError> {
+    feed(incoming, &encode(frames), &[], inbox)
+}
+
 fn encode(frames: &[Frame<'_>]) -> Vec<u8> {
     let mut out = Vec::new();
     for frame in frames {
@@ -180,9 +189,9 @@ fn only_handshake_frames_are_accepted_before_the_handshake_completes() {
 fn messages_are_accepted_after_the_hello_is() {
     let mut incoming = Incoming::new(Expects::Hello, IncomingLimits::default());
     let mut inbox = Inbox::default();
-    feed(&mut incoming, &encode(&[hello()]), &[], &mut inbox).unwrap();
+    receive(&mut incoming, &[hello()], &mut inbox).unwrap();
     incoming.open();
-    feed(&mut incoming, &encode(&[request(1, b"x")]), &[], &mut inbox).unwrap();
+    receive(&mut incoming, &[request(1, b"x")], &mut inbox).unwrap();
     assert_eq!(inbox.messages.len(), 2);
 }
 
@@ -232,7 +241,7 @@ fn a_message_over_a_limit_is_rejected_before_memory_is_allocated() {
     for (frames, said) in table {
         let mut incoming = opened(limits);
         let mut inbox = Inbox::default();
-        let error = feed(&mut incoming, &encode(&frames), &[], &mut inbox).unwrap_err();
+        let error = receive(&mut incoming, &frames, &mut inbox).unwrap_err();
         assert_eq!(error.to_string(), said);
         assert_eq!(incoming.received(&mut inbox), Err(error), "the error stays");
         assert!(incoming.held_bytes() <= BUFFER_BYTES_MIN);
@@ -247,7 +256,7 @@ fn a_part_longer_than_the_rest_of_its_message_is_rejected() {
     frames.push(tests::part(false, 1, b"eleven byte"));
     let mut inbox = Inbox::default();
     let mut incoming = opened(IncomingLimits::default());
-    let error = feed(&mut incoming, &encode(&frames), &[], &mut inbox).unwrap_err();
+    let error = receive(&mut incoming, &frames, &mut inbox).unwrap_err();
     let said = "RequestPart frame with 11 bytes, its message lacks only 10";
     assert_eq!(error.to_string(), said);
     assert!(inbox.messages.is_empty());
@@ -366,7 +375,7 @@ fn requests_received_together_share_one_copy() {
     let frames: Vec<_> = (0..10).map(|id| request(id, b"payload")).collect();
     let mut inbox = Inbox::default();
     let mut incoming = opened(IncomingLimits::default());
-    feed(&mut incoming, &encode(&frames), &[], &mut inbox).unwrap();
+    receive(&mut incoming, &frames, &mut inbox).unwrap();
     let addresses: Vec<usize> = inbox
         .messages
         .iter()
@@ -395,13 +404,7 @@ fn a_short_response_is_copied_out_of_its_batch_and_a_long_one_is_not() {
     let long = numbered(3000);
     let frames = [tests::response(1, b"short"), tests::response(2, &long)];
     let mut inbox = Inbox::default();
-    feed(
-        &mut opened(IncomingLimits::default()),
-        &encode(&frames),
-        &[],
-        &mut inbox,
-    )
-    .unwrap();
+    receive(&mut opened(IncomingLimits::default()), &frames, &mut inbox).unwrap();
     let [
         Message::Response { payload: short, .. },
         Message::Response { payload, .. },
@@ -431,7 +434,7 @@ fn the_buffer_grows_when_full_and_shrinks_when_idle() {
     assert_eq!(inbox.messages.len(), 40_000);
     assert_eq!(incoming.spare().0.capacity(), BUFFER_BYTES_MAX);
 
-    feed(&mut incoming, &encode(&frames[..1]), &[], &mut inbox).unwrap();
+    receive(&mut incoming, &frames[..1], &mut inbox).unwrap();
     assert!(incoming.held_bytes() <= BUFFER_BYTES_MIN);
 }
 

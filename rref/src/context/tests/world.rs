@@ -674,34 +674,22 @@ impl World {
                 self.slots.insert((on, slot), made);
             }
             Op::CreateHere { slot } => {
-                let mut made = None;
-                self.on(on, |context, now| made = context.create_here(now, "t").ok());
-                let rref = made.expect("nothing was shut down");
+                let rref = self.own(on, slot, |context, now| context.create_here(now, "t").ok());
                 self.packets.push(Packet::Function { on, rref });
-                self.slots
-                    .insert((on, slot), Slot::Held(Handle::Owner(rref)));
             }
             Op::CreateLocal { slot } => {
-                let mut made = None;
-                self.on(on, |context, now| {
+                let rref = self.own(on, slot, |context, now| {
                     // Predict the id that the context will assign.
                     let next = context.mint.clone().rref(worker(on));
-                    made = context.create_local(now, "t", next).ok();
+                    context.create_local(now, "t", next).ok()
                 });
-                let rref = made.expect("nothing was shut down");
                 self.created.insert(rref);
-                self.slots
-                    .insert((on, slot), Slot::Held(Handle::Owner(rref)));
             }
             Op::CreatePromised { slot } => {
-                let mut made = None;
-                self.on(on, |context, now| {
-                    made = context.create_promised(now, "t").ok();
+                let rref = self.own(on, slot, |context, now| {
+                    context.create_promised(now, "t").ok()
                 });
-                let rref = made.expect("nothing was shut down");
                 self.promised.insert(rref);
-                self.slots
-                    .insert((on, slot), Slot::Held(Handle::Owner(rref)));
             }
             Op::SetValue { slot } | Op::SetValueError { slot } => {
                 if let Some(Handle::Owner(rref)) = slot_of(slot) {
@@ -759,6 +747,21 @@ impl World {
             }
         }
         self.threads[at].done += usize::from(is_done);
+    }
+
+    /// Creates a reference to a value of the worker `on`.
+    fn own(
+        &mut self,
+        on: usize,
+        slot: u32,
+        create: impl FnOnce(&mut Context, Instant) -> Option<RRefId>,
+    ) -> RRefId {
+        let mut made = None;
+        self.on(on, |context, now| made = create(context, now));
+        let rref = made.expect("nothing was shut down");
+        let held = Slot::Held(Handle::Owner(rref));
+        self.slots.insert((on, slot), held);
+        rref
     }
 
     /// Sets the value or the error of a reference. Only the first call has an effect.
