@@ -1,6 +1,7 @@
 //! Coordinated shutdown of workers that are threads, over in-process and TCP stores.
 
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex};
 use std::thread;
 
 use c10d_store::{HashStore, PrefixStore, ServerOptions, StoreExt, TcpStore, TcpStoreServer};
@@ -53,11 +54,20 @@ fn stores() -> (Vec<Arc<dyn Store>>, TcpStoreServer) {
 #[derive(Debug, Default)]
 struct Calls {
     out: usize,
+    is_asked: AtomicBool,
+    is_interrupted: Mutex<bool>,
+    interrupted: Condvar,
     dead: Mutex<Vec<WorkerInfo>>,
     news: Lock<Option<Cancel>>,
 }
 
 impl Calls {
+    fn interrupt(&self) {
+        *self.is_interrupted.lock().unwrap() = true;
+        self.interrupted.notify_all();
+        self.end_store_wait();
+    }
+
     fn end_store_wait(&self) {
         if let Some(news) = &*self.news.lock() {
             news.cancel();
@@ -67,11 +77,21 @@ impl Calls {
 
 impl Activity for Calls {
     fn wait_idle(&self, by: Deadline, _: &Cancel) -> Result<(), WaitEnd> {
+        self.is_asked.store(true, Ordering::SeqCst);
         if self.out == 0 {
             return Ok(());
         }
-        thread::sleep(by.remaining(Instant::now()).unwrap_or(PATIENCE));
-        Err(WaitEnd::Late)
+        let left = by.remaining(Instant::now()).unwrap_or(PATIENCE);
+        let is_interrupted = self.is_interrupted.lock().unwrap();
+        let waited = self
+            .interrupted
+            .wait_timeout_while(is_interrupted, left, |is_interrupted| !*is_interrupted);
+        let (is_interrupted, _) = waited.unwrap();
+        Err(if *is_interrupted {
+            WaitEnd::Cancelled
+        } else {
+            WaitEnd::Late
+        })
     }
 
     fn calls_started(&self) -> u64 {
@@ -83,7 +103,7 @@ impl Activity for Calls {
     }
 
     fn is_interrupted(&self) -> bool {
-        false
+        *self.is_interrupted.lock().unwrap()
     }
 
     fn begin_store_wait(&self) -> Cancel {
@@ -230,6 +250,35 @@ fn a_worker_that_died_after_it_arrived_does_not_block_the_others() {
         termination(store, &workers, 0)
             .run(&calls, patience(), &Cancel::NEVER)
             .unwrap();
+    }
+}
+
+/// While it waits for its calls, and while it waits for the other worker.
+#[test]
+fn shutdown_can_be_interrupted_in_either_phase() {
+    let (stores, _server) = stores();
+    for store in &stores {
+        let workers = workers(2);
+        for out in [1, 0] {
+            let calls = Calls {
+                out,
+                ..Calls::default()
+            };
+            let mut end = termination(store, &workers, out);
+            thread::scope(|scope| {
+                let calls = &calls;
+                let end = scope.spawn(move || end.run(calls, Deadline::NEVER, &Cancel::NEVER));
+                while !calls.is_asked.load(Ordering::SeqCst) {
+                    thread::yield_now();
+                }
+                calls.interrupt();
+                let error = end.join().unwrap().unwrap_err();
+                assert!(
+                    matches!(error, TerminationError::Interrupted { .. }),
+                    "{error}"
+                );
+            });
+        }
     }
 }
 

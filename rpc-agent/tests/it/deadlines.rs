@@ -109,10 +109,15 @@ fn a_call_uses_its_own_timeout_or_that_of_the_agent_at_its_begin() {
         assert_eq!(expired_after(&one), SHORT);
         assert_eq!(expired_after(&other), longer);
     }
-    assert!(!never.is_complete() && !long.is_complete());
+    let short = call(agent.handle());
+    agent.handle().set_timeout(None);
+    let endless = [never, long, call(agent.handle())];
+    assert_eq!(expired_after(&short), SHORT);
+    assert!(endless.iter().all(|call| !call.is_complete()));
     gate.open();
-    assert_eq!(never.wait().unwrap(), "held");
-    assert_eq!(long.wait().unwrap(), "held");
+    for call in endless {
+        assert_eq!(call.wait().unwrap(), "held");
+    }
 }
 
 #[test]

@@ -327,6 +327,10 @@ fn requests_beyond_the_queue_are_refused() {
     assert_eq!(error.outcome(), Outcome::NotExecuted);
     assert!(error.is_transient());
     assert_eq!(other.handle().metrics().requests_refused, 1);
+    // The refusal may be sent before the pool has the requests that were read with it.
+    until("the others are queued", || {
+        other.handle().metrics().handler_queue_len == QUEUED_MAX as u64
+    });
     // The limit applies to each caller separately.
     let own = other.handle().call(1, "hold").send_bytes("");
     gate.open();

@@ -75,6 +75,11 @@ fn coordinated_shutdown_waits_for_a_running_job_and_not_for_a_later_one() {
             drop(held)
         });
     until("the job is running", || has_begun.load(Ordering::SeqCst));
+    // A job of the distant future does not delay a job that is due now.
+    let (sender, ran) = mpsc::channel();
+    let due_now = move || sender.send(()).unwrap();
+    agents[0].handle().spawn_at(Instant::now(), due_now);
+    ran.recv_timeout(PATIENCE).unwrap();
     thread::scope(|scope| {
         scope.spawn(|| {
             agents[0].shutdown(PATIENCE).unwrap();

@@ -16,7 +16,7 @@ use crate::common::{
 };
 use crate::raw::{address_of, publish};
 
-/// Environment variable with the store's port, for the process of worker 1 of three.
+/// Environment variable with the world size (0: a dynamic group) and the store's port, for the process of worker 1.
 const PART: &str = "RPC_AGENT_TEST_WORKER";
 
 /// A worker in a child process.
@@ -27,11 +27,11 @@ struct WorkerProcess {
 }
 
 impl WorkerProcess {
-    fn start(store: &TcpStoreServer) -> Self {
+    fn start(world_size: u32, store: &TcpStoreServer) -> Self {
         let port = store.local_addr().port();
         let mut child = Command::new(env::current_exe().unwrap())
             .args(["--exact", "peer_death::worker_process", "--nocapture"])
-            .env(PART, port.to_string())
+            .env(PART, format!("{world_size} {port}"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -70,9 +70,11 @@ impl Drop for WorkerProcess {
 #[test]
 #[expect(clippy::print_stdout, reason = "its parent reads it")]
 fn worker_process() {
-    let Ok(port) = env::var(PART) else { return };
+    let Ok(part) = env::var(PART) else { return };
+    let (world_size, port) = part.split_once(' ').unwrap();
     let store = TcpStore::connect("127.0.0.1", port.parse().unwrap()).unwrap();
-    let agent = start_holding(&Held::default(), 1, 3, Arc::new(store));
+    let (held, world_size) = (Held::default(), world_size.parse().unwrap());
+    let agent = start_holding(&held, 1, world_size, Arc::new(store));
     println!("worker started");
     let _ = io::stdin().read_to_end(&mut Vec::new());
     drop(agent);
@@ -129,9 +131,12 @@ fn assert_connection_refused(error: &RpcError) {
     assert_eq!(error.outcome(), Outcome::NotExecuted);
 }
 
-/// Starts a worker of a static group whose calls of `hold` the test answers.
+/// Starts a worker whose calls of `hold` the test answers. A world size of 0 means a dynamic group.
 fn start_holding(held: &Held, rank: u32, world_size: u32, store: Arc<dyn Store>) -> Agent {
-    let options = options(rank).with_world_size(world_size);
+    let options = match world_size {
+        0 => options(rank),
+        _ => options(rank).with_world_size(world_size),
+    };
     start_one(&store, options, |registry| held.register(registry, "hold"))
 }
 
@@ -151,12 +156,16 @@ fn start_group<const N: usize>(
     })
 }
 
-#[test]
-fn exactly_the_calls_in_flight_to_a_killed_worker_fail_at_once() {
+fn store_server() -> (TcpStoreServer, Arc<dyn Store>) {
     let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap();
     let store = TcpStore::connect("127.0.0.1", server.local_addr().port()).unwrap();
-    let store: Arc<dyn Store> = Arc::new(store);
-    let mut process = WorkerProcess::start(&server);
+    (server, Arc::new(store))
+}
+
+#[test]
+fn exactly_the_calls_in_flight_to_a_killed_worker_fail_at_once() {
+    let (server, store) = store_server();
+    let mut process = WorkerProcess::start(3, &server);
     let held = Held::default();
     let [agent, _other] = start_group(&held, [0, 2], 3, &store);
     process.await_started();
@@ -188,6 +197,28 @@ fn exactly_the_calls_in_flight_to_a_killed_worker_fail_at_once() {
     assert_eq!(losses.try_recv(), Err(mpsc::TryRecvError::Empty));
     let metrics = agent.handle().metrics();
     assert_eq!((metrics.connections_lost, metrics.calls_in_flight), (1, 0));
+}
+
+#[test]
+fn a_restarted_worker_is_reachable_under_its_name() {
+    let (server, store) = store_server();
+    let agent = start_one(&store, options(0), |_| {});
+    let losses = losses(agent.handle());
+    for life in 0..3 {
+        let mut process = WorkerProcess::start(0, &server);
+        process.await_started();
+        let calls = hold(agent.handle(), "worker1", 3);
+        process.kill();
+        for call in &calls {
+            assert_lost(&wait(call).unwrap_err(), "worker1");
+        }
+        let (peer, _) = losses.recv_timeout(PATIENCE).unwrap();
+        assert_eq!(peer.name.as_str(), "worker1", "life {life}");
+        let next = begin(agent.handle(), "worker1", "echo", vec![]);
+        assert_connection_refused(&wait(&next).unwrap_err());
+    }
+    assert_eq!(agent.handle().metrics().reconnects, 2);
+    assert!(losses.try_recv().is_err());
 }
 
 /// Two agents. The first one reaches the second one through the proxy.

@@ -331,6 +331,7 @@ fn callbacks_of_calls_with_retries_run_on_the_pool() {
     let injected = "was not sent: Send attempt failed intentionally";
     assert!(error.ends_with(injected), "{error}");
     assert_eq!(wait(&succeeded).unwrap(), "b");
+    assert_eq!(agent.handle().metrics().retries_exhausted, 1);
     for _ in 0..4 {
         let name = receiver.recv_timeout(PATIENCE).unwrap();
         // A callback on a complete future runs on the registering thread.

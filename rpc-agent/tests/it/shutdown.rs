@@ -66,7 +66,7 @@ fn an_idle_group_shuts_down() {
     }
 }
 
-/// Worker 1 calls worker 2, in its function or after it, while all workers shut down.
+/// Worker 1 calls worker 2, in its function or after it, and worker 2 calls worker 0, while all workers shut down.
 #[test]
 fn a_worker_in_shutdown_still_serves_the_calls_of_functions_and_of_deferred_answers() {
     for function in ["nested", "deferred"] {
@@ -75,15 +75,17 @@ fn a_worker_in_shutdown_still_serves_the_calls_of_functions_and_of_deferred_answ
         let store = shared_store();
         let agents = start_group(&store, 3, |_, registry| {
             let (nested, deferred) = (Arc::clone(&gate), Arc::clone(&gate));
-            let echo = |gate: &Gate, agent: &AgentHandle, payload| {
+            let on = |gate: &Gate, agent: &AgentHandle, payload| {
                 gate.pass();
-                ask(agent, "worker2", "echo", payload).map_err(HandlerError::from)
+                ask(agent, "worker2", "back", payload).map_err(HandlerError::from)
             };
-            let run = move |context: &Context, payload| echo(&nested, context.agent(), payload);
+            let back = |context: &Context, payload| Ok(ask(context.agent(), 0, "echo", payload)?);
+            registry.register_bytes("back", back).unwrap();
+            let run = move |context: &Context, payload| on(&nested, context.agent(), payload);
             registry.register_bytes("nested", run).unwrap();
             let run = move |context: &Context, payload, reply: Reply| {
                 let (gate, agent) = (Arc::clone(&deferred), context.agent().clone());
-                thread::spawn(move || reply.send(echo(&gate, &agent, payload)));
+                thread::spawn(move || reply.send(on(&gate, &agent, payload)));
             };
             registry.register_deferred("deferred", run).unwrap();
         });

@@ -230,7 +230,9 @@ fn a_hello_of_or_for_another_worker_is_refused() {
     let group = Group::new();
     let (me, raw) = (group.incarnation(), group.raw.incarnation);
     let other = address_of(&*group.store, 2).1;
-    // Reasons: 1 another worker, 2 another incarnation.
+    let mut newer = hello_body(1, 0, raw, me, 0, "raw");
+    newer[8] = 2;
+    // Reasons: 1 another worker, 2 another incarnation, 5 another version.
     let cases = [
         (
             hello_body(1, 2, raw, me, 0, "raw"),
@@ -257,6 +259,7 @@ fn a_hello_of_or_for_another_worker_is_refused() {
         ),
         (hello_body(7, 0, raw, me, 0, "raw"), 1, "an unknown id"),
         (hello_body(0, 0, me, me, 0, "agent"), 1, "the worker itself"),
+        (newer, 5, "another version"),
     ];
     for (body, reason, what) in cases {
         let mut socket = group.stranger();
@@ -408,6 +411,32 @@ fn garbage_after_a_hello_closes_the_connection_and_fails_only_its_calls() {
         group.assert_serves_others();
     }
     assert_eq!(group.agent.handle().metrics().calls_in_flight, 0);
+}
+
+#[test]
+fn an_unexpected_answer_is_dropped_and_counted() {
+    let group = Group::new();
+    let mut socket = group.raw.dial(&*group.store, 0, 0);
+    send(&mut socket, &frame(RESPONSE, 0, 0, 77, b"x"));
+    send(&mut socket, &frame(ERROR, 0, 1, u64::MAX, b"x"));
+    let large = frame(RESPONSE, LARGE, 0, 78, &u64_bytes(PART_BYTES as u64 + 1));
+    send(&mut socket, &large);
+    send(
+        &mut socket,
+        &frame(RESPONSE_PART, 0, 0, 78, &vec![0; PART_BYTES]),
+    );
+    send(&mut socket, &frame(RESPONSE_PART, 0, 0, 78, &[0]));
+    send(&mut socket, &request(1, "echo", b"x"));
+    assert_eq!(read_frame(&mut socket).body, b"x");
+    assert!(group.agent.handle().metrics().late_responses >= 2);
+    // A second answer to the same call is dropped as well.
+    let call = group.call_raw(vec![]);
+    let id = read_frame(&mut socket).id;
+    for answer in [b"1", b"2"] {
+        send(&mut socket, &frame(RESPONSE, 0, 0, id, answer));
+    }
+    assert_eq!(wait(&call).unwrap(), &b"1"[..]);
+    group.assert_serves_others();
 }
 
 #[test]

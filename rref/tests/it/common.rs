@@ -283,9 +283,16 @@ pub(crate) fn is_empty(worker: &Worker) -> bool {
 /// Waits until all tables of all workers are empty.
 #[track_caller]
 pub(crate) fn until_empty(workers: &[Worker]) {
+    until_empty_within(PATIENCE, workers);
+}
+
+/// [`until_empty`] with a shorter patience. [`PATIENCE`] equals the default timeout of a call, which may empty the tables
+/// as well.
+#[track_caller]
+pub(crate) fn until_empty_within(patience: Duration, workers: &[Worker]) {
     let began = Instant::now();
     while !workers.iter().all(is_empty) {
-        if began.elapsed() > PATIENCE {
+        if began.elapsed() > patience {
             let sizes = workers.iter().map(|worker| worker.rrefs.sizes().unwrap());
             let sizes: Vec<_> = sizes.collect();
             panic!("timed out waiting for empty tables: {sizes:#?}");

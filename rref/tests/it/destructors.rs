@@ -10,7 +10,9 @@ use std::time::Duration;
 use rref::{RRef, RRefError, RRefs};
 use serde::{Serialize, Serializer};
 
-use crate::common::{Alive, Counted, PATIENCE, end, group, group_that_has, shut_down, until};
+use crate::common::{
+    Alive, Counted, PATIENCE, group, group_that_has, shut_down, until, until_empty_within,
+};
 use crate::own_process::in_own_process;
 
 /// Runs `run` on its own thread, so that a deadlock fails the test.
@@ -49,7 +51,8 @@ fn an_encoding_that_panics_leaves_no_reference_behind() {
         assert!(called.is_err());
     }
     drop((own, user));
-    end(&workers);
+    until_empty_within(PATIENCE / 3, &workers);
+    shut_down(&workers);
 }
 
 /// A value whose destructor reads the reference tables.

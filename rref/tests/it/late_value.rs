@@ -2,12 +2,14 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::Duration;
 
 use rref::{RRef, RRefError, ValueState};
 
 use crate::common::{
-    Alive, Counted, List, PATIENCE, Worker, ask, end, group, group_that_has, make, shut_down, until,
+    Alive, Counted, List, PATIENCE, Worker, ask, end, group, group_that_has, make, shut_down, stop,
+    until,
 };
 
 /// Worker 0 owns a reference without a value. Worker 1 holds a user of it, which `take` returns.
@@ -219,6 +221,28 @@ fn a_value_that_was_never_set_is_in_the_leak_report() {
         user.to_here(Some(PATIENCE)),
         Err(RRefError::Shutdown)
     ));
+}
+
+#[test]
+fn an_owner_that_leaves_fails_the_wait_for_an_unset_value() {
+    let shared = Shared::<i64>::new();
+    let waiting = shared.user.fetch(None).unwrap();
+    shared.await_parked(1);
+    let Shared { workers, own, user } = shared;
+    thread::scope(|scope| {
+        let leaving = scope.spawn(|| workers[0].rrefs.leave(Some(PATIENCE)));
+        let error = waiting.wait().unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("shut down before it set the value"),
+            "{error}"
+        );
+        drop(user);
+        leaving.join().unwrap().unwrap();
+    });
+    drop(own);
+    stop(&workers);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Limits: long names, long chains, many messages, and timeouts of zero.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rpc_agent::{Registry, RetryOptions, RpcError};
@@ -8,8 +8,8 @@ use rref::{Functions, RRef, RRefError, RRefOptions, RRefs, RegisterError, Shutdo
 use serde::{Deserialize, Serialize};
 
 use crate::common::{
-    Gate, PATIENCE, ask, end, group, group_of, group_that_has, group_with, make, remote_number,
-    shut_down, stop, until, until_empty,
+    Gate, PATIENCE, ask, group, group_of, group_that_has, group_with, make, remote_number,
+    shut_down, stop, until, until_empty, until_empty_within,
 };
 use crate::fault_plan::FaultPlan;
 
@@ -96,7 +96,8 @@ fn many_deletions_arrive_at_a_worker_that_takes_small_messages() {
         number.wait_ready(Some(PATIENCE)).unwrap();
     }
     drop(held);
-    end(&workers);
+    until_empty_within(PATIENCE / 3, &workers);
+    shut_down(&workers);
 }
 
 #[test]
@@ -137,11 +138,21 @@ fn a_value_beyond_the_limit_of_messages_is_an_error_that_names_it() {
 #[test]
 fn a_timeout_error_names_the_time_of_the_call() {
     let gate = Gate::new();
-    let workers = group_that_has(2, |functions| gate.register(functions, "slow"));
+    let workers = group_that_has(2, |functions| {
+        let gate = Arc::clone(&gate);
+        let wait = move |_: &_, _: &i64, ()| {
+            gate.pass();
+            Ok(())
+        };
+        functions.register_method("wait", wait).unwrap();
+    });
+    let number = remote_number(&workers, 1);
+    number.wait_ready(Some(PATIENCE)).unwrap();
     let time = Duration::from_millis(100);
-    let call = workers[0].rrefs.call("worker1", "slow").with_timeout(time);
-    let error = call.run::<_, i64>(()).unwrap_err();
+    let call = number.call("wait").with_timeout(time);
+    let error = call.run::<_, ()>(()).unwrap_err();
     gate.open();
+    drop(number);
     shut_down(&workers);
     assert!(
         matches!(&error, RRefError::Rpc(RpcError::Timeout { after, .. }) if *after == time),
@@ -199,7 +210,7 @@ fn attempts_without_a_timeout_deliver_messages() {
     let own = workers[0].rrefs.rref(1_i64).unwrap();
     let echo: Result<RRef<i64>, _> = ask(&workers[0], "worker1", "echo", &own);
     drop((own, echo));
-    until_empty(&workers);
+    until_empty_within(PATIENCE / 3, &workers);
     assert_eq!(read.unwrap(), 1);
     shut_down(&workers);
 }

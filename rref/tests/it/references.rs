@@ -2,8 +2,10 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::{Duration, Instant};
 
+use c10d_socket::{Cancel, Deadline};
 use rpc_agent::HandlerError;
 use rref::{Functions, RRef, RRefError, RRefFuture};
 use serde::{Deserialize, Serialize};
@@ -216,6 +218,12 @@ fn remote_does_not_wait_for_the_function_and_local_value_does() {
     let error = own.local_value(Some(soon)).unwrap_err();
     assert!(matches!(error, RRefError::TimedOut { .. }), "{error}");
     let fetch = slow.fetch(Some(PATIENCE)).unwrap();
+    let cancel = Cancel::new();
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| fetch.wait_until(Deadline::NEVER, &cancel).is_none());
+        cancel.cancel();
+        assert!(waits.join().unwrap(), "a cancel ends only the wait");
+    });
     assert!(!fetch.is_complete());
     gate.open();
     assert_eq!(fetch.wait().unwrap(), 1);
@@ -489,6 +497,7 @@ fn a_creation_that_is_not_answered_in_time_fails_and_is_undone() {
     assert!(late.has_timed_out() && !late.is_confirmed());
     let sent = ask::<()>(&workers[0], "worker0", "hold", &late);
     for error in [
+        late.confirmation().unwrap().wait().unwrap_err(),
         late.wait_ready(Some(Duration::MAX)).unwrap_err(),
         late.call("sum").run::<_, i64>(()).unwrap_err(),
         sent.unwrap_err(),

@@ -11,6 +11,18 @@ fn gate() -> Arc<Gate> {
     Arc::default()
 }
 
+/// A function body that blocks at the gate without informing the pool, like a computation.
+fn blocked(gate: &Arc<Gate>) -> impl FnOnce(&Arc<FakeWork>) + Send + 'static {
+    let gate = Arc::clone(gate);
+    move |_| gate.pass()
+}
+
+/// A function body that waits at the gate with a wait that is known to the pool, like a wait for a call.
+fn waiting(gate: &Arc<Gate>) -> impl FnOnce(&Arc<FakeWork>) + Send + 'static {
+    let gate = Arc::clone(gate);
+    move |work| work.wait_at(&gate)
+}
+
 /// Waits until the condition holds for the pool's gauges.
 fn until(work: &Arc<FakeWork>, what: &str, is_so: impl Fn(PoolGauges) -> bool) {
     let began = Instant::now();
@@ -86,8 +98,7 @@ fn at_most_handlers_max_functions_run_at_a_time() {
 fn another_thread_replaces_one_whose_function_waits() {
     let work = FakeWork::start(1, 4);
     let gate = gate();
-    let nested = Arc::clone(&gate);
-    work.arrive(0, move |work| work.wait_at(&nested));
+    work.arrive(0, waiting(&gate));
     gate.await_arrivals(1);
     assert_eq!(work.pool.gauges().waiting, 1);
     let opened = Arc::clone(&gate);
@@ -95,6 +106,25 @@ fn another_thread_replaces_one_whose_function_waits() {
     work.until("both ran", |fates| fates.requests() == [0, 1]);
     assert_eq!(work.pool.gauges().waiting, 0);
     work.pool.stop();
+}
+
+#[test]
+fn requests_are_refused_while_all_threads_wait_and_run_afterwards() {
+    let work = FakeWork::start(2, 2);
+    let gate = gate();
+    work.arrive(0, waiting(&gate));
+    work.arrive(1, waiting(&gate));
+    gate.await_arrivals(2);
+    work.arrive(2, |_| {});
+    work.submit(3, |_| {});
+    work.until("two were refused", |fates| fates.refused.len() == 2);
+    assert_eq!(work.pool.gauges().threads, 3);
+    gate.open();
+    work.until("those that waited ended", |fates| fates.ran.len() == 2);
+    work.arrive(4, |_| {});
+    work.until("the next one ran", |fates| fates.ran.last() == Some(&4));
+    work.pool.stop();
+    assert_eq!(work.fates.lock().requests(), [0, 1, 2, 3, 4]);
 }
 
 #[test]
@@ -162,8 +192,7 @@ fn idle_threads_end_except_for_two() {
     let work = FakeWork::start(16, 32);
     let gate = gate();
     for number in 0..10 {
-        let gate = Arc::clone(&gate);
-        work.arrive(number, move |_| gate.pass());
+        work.arrive(number, blocked(&gate));
     }
     gate.await_arrivals(10);
     assert!(work.pool.gauges().threads >= 11);
@@ -176,6 +205,35 @@ fn idle_threads_end_except_for_two() {
 }
 
 #[test]
+fn a_stop_waits_for_running_requests_and_drops_queued_ones() {
+    let work = FakeWork::start(1, 4);
+    let gate = gate();
+    work.arrive(0, blocked(&gate));
+    gate.await_arrivals(1);
+    work.arrive(1, |_| {});
+    until(&work, "one is queued", |gauges| gauges.queued == 1);
+    let stopping = thread::spawn({
+        let work = Arc::clone(&work);
+        move || {
+            work.pool.stop();
+            work.fates.lock().ran.clone()
+        }
+    });
+    work.until("the queued one was dropped", |fates| fates.dropped == [1]);
+    // The pool takes no more requests.
+    work.submit(2, |_| {});
+    work.call_back(0, || {});
+    work.until("the callback ran", |fates| fates.called_back == [0]);
+    gate.open();
+    assert_eq!(stopping.join().unwrap(), [0]);
+    let fates = work.fates.lock();
+    assert_eq!(fates.requests(), [0, 1, 2]);
+    assert!(fates.is_work_dropped);
+    drop(fates);
+    assert_eq!(work.pool.gauges(), PoolGauges::default());
+}
+
+#[test]
 fn after_a_stop_callbacks_run_on_the_calling_thread() {
     let work = FakeWork::start(2, 2);
     work.pool.stop();
@@ -184,6 +242,19 @@ fn after_a_stop_callbacks_run_on_the_calling_thread() {
     assert_eq!(ran_on.try_recv(), Ok(thread::current().id()));
     work.submit(0, |_| {});
     assert_eq!(work.fates.lock().dropped, [0]);
+}
+
+#[test]
+fn a_function_can_stop_its_own_pool() {
+    let work = FakeWork::start(2, 4);
+    let (sender, gauges) = mpsc::channel();
+    work.arrive(0, move |work| {
+        work.pool.stop();
+        sender.send(work.pool.gauges().threads).unwrap();
+    });
+    assert_eq!(gauges.recv_timeout(LONG), Ok(1));
+    work.until("its thread ends too", |fates| fates.is_work_dropped);
+    assert_eq!(work.pool.gauges().threads, 0);
 }
 
 #[test]
