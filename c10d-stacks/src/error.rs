@@ -1,4 +1,4 @@
-//! The reasons why stacks cannot be read.
+//! The reasons why stacks cannot be read, and why the system refuses to let this process read another process.
 
 /// The reason why the stacks of a process cannot be read. The text is a clause without a full stop, and includes the
 /// cure if there is a cure: "its stacks cannot be read: the process belongs to another user: ...".
@@ -39,6 +39,49 @@ pub enum StackError {
     NoReader,
 }
 
+#[cfg(all(target_os = "linux", feature = "reader"))]
+impl StackError {
+    /// Returns why the kernel refuses access to the memory of this process.
+    pub(crate) fn of_memory(pid: u32) -> Self {
+        use std::os::unix::fs::MetadataExt;
+
+        // The files in a folder belong to root if the process allows no access to its memory. The folder does not.
+        let owner = |path: String| std::fs::metadata(path).ok().map(|it| it.uid());
+        let (Some(theirs), Some(own)) = (
+            owner(format!("/proc/{pid}")),
+            owner("/proc/self".to_owned()),
+        ) else {
+            return Self::Ended;
+        };
+        let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
+        Self::refused(theirs != own, scope.ok().as_deref())
+    }
+
+    /// Returns why there is no folder of a process in `/proc`, which this process finds its own folder in.
+    pub(crate) fn of_folder(pid: u32) -> Self {
+        use rustix::io::Errno;
+        use rustix::process::{Pid, test_kill_process};
+
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        // `/proc` can hide the processes of other users (hidepid), which a signal still finds.
+        match pid.map(test_kill_process) {
+            Some(Err(Errno::PERM)) => Self::OtherUser,
+            _ => Self::Ended,
+        }
+    }
+
+    /// Returns the reason from the owner of the process and the text of `ptrace_scope`, if the system has it.
+    fn refused(is_others: bool, scope: Option<&str>) -> Self {
+        if is_others {
+            return Self::OtherUser;
+        }
+        match scope.and_then(|text| text.trim().parse().ok()) {
+            None | Some(0) => Self::Forbidden,
+            Some(scope) => Self::PtraceScope(scope),
+        }
+    }
+}
+
 fn of_scope(scope: u8) -> String {
     let cure = match scope {
         1 => "only a process that has started it may read it: ask its launcher",
@@ -48,4 +91,38 @@ fn of_scope(scope: u8) -> String {
         _ => "set it to 1 in /etc/sysctl.d and restart the machine",
     };
     format!("kernel.yama.ptrace_scope is {scope}: {cure}")
+}
+
+#[cfg(all(test, target_os = "linux", feature = "reader"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_names_its_cure() {
+        let table = [
+            (true, Some("2\n"), "another user runs the process: start"),
+            (
+                false,
+                Some("2\n"),
+                "ptrace_scope is 2: set it to 1 with `sysctl",
+            ),
+            (
+                false,
+                Some("3\n"),
+                "ptrace_scope is 3: set it to 1 in /etc/sysctl.d",
+            ),
+            (false, Some("1\n"), "ptrace_scope is 1: only a process that"),
+            (
+                false,
+                Some("0\n"),
+                "give the launcher's container the capability",
+            ),
+            (false, None, "give the launcher's container the capability"),
+        ];
+        for (is_others, scope, expected) in table {
+            let text = StackError::refused(is_others, scope).to_string();
+            assert!(text.contains(expected), "{text}");
+            assert!(!text.ends_with('.'));
+        }
+    }
 }

@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 
 use crate::error::StackError;
 use crate::process::{file_name, is_program};
-use crate::refusal;
 
 /// The most bytes of `/proc/PID/maps`: a worker with GPUs has some thousand lines.
 const MAPS_BYTES_MAX: u64 = 64 << 20;
@@ -95,7 +94,7 @@ fn library(maps: &[u8]) -> Option<&[u8]> {
 
 fn refused(pid: u32, error: &io::Error) -> StackError {
     match error.kind() {
-        io::ErrorKind::PermissionDenied => refusal::of_memory(pid),
+        io::ErrorKind::PermissionDenied => StackError::of_memory(pid),
         _ => StackError::Ended,
     }
 }

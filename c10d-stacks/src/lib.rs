@@ -11,8 +11,6 @@ mod no_reader;
 mod process;
 #[cfg(all(target_os = "linux", feature = "reader"))]
 mod reader;
-#[cfg(all(target_os = "linux", feature = "reader"))]
-mod refusal;
 mod system_calls;
 mod threads;
 

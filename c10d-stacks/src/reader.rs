@@ -12,7 +12,6 @@ use py_spy::{Config, PythonSpy, StackTrace};
 
 use crate::error::StackError;
 use crate::interpreter::Interpreter;
-use crate::refusal;
 use crate::threads::{PythonFrame, PythonStacks, PythonThread};
 
 /// How often a sample is tried. The process keeps running, so its stacks can change while they are read.
@@ -172,7 +171,7 @@ fn start_of(pid: u32) -> Result<u64, StackError> {
         Some(stat) if !stat.has_ended() => Ok(stat.start_ticks),
         Some(_) => Err(StackError::Ended),
         None if ProcessStat::of(std::process::id()).is_none() => Err(StackError::NoProc),
-        None => Err(refusal::of_folder(pid)),
+        None => Err(StackError::of_folder(pid)),
     }
 }
 
@@ -181,7 +180,7 @@ fn check_access(pid: u32) -> Result<(), StackError> {
     match File::open(format!("/proc/{pid}/mem")) {
         Ok(_) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Err(StackError::Ended),
-        Err(_) => Err(refusal::of_memory(pid)),
+        Err(_) => Err(StackError::of_memory(pid)),
     }
 }
 
