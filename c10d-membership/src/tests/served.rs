@@ -237,7 +237,7 @@ impl World {
         self.start_poll(id, number);
     }
 
-    /// The list with which a member is called.
+    /// The member is called: returns the list of the attempt.
     fn called(&mut self, id: u64) -> (EventNumber, Arc<Record>) {
         match self.event(id) {
             (number, Event::Call { record, .. }) => (number, record),

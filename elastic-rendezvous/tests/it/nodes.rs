@@ -1,4 +1,4 @@
-//! What tests of handlers share: joins, waits, and a backend whose answers a test changes.
+//! Joins and waits for the tests of handlers, and a backend whose answers a test changes.
 
 use std::fmt;
 use std::sync::Arc;

@@ -45,7 +45,7 @@ fn settle_after(world: &mut World, node: usize, command: Command, limit: Duratio
     settle(world, limit);
 }
 
-/// Adds a node of ours, which starts.
+/// Adds a node, not of PyTorch, which starts.
 fn start(world: &mut World, name: &str) -> usize {
     let node = world.add(name);
     world.command(node, Command::Start);
