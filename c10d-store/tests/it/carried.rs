@@ -380,24 +380,6 @@ fn a_request_that_was_not_durable_is_carried_out_again() {
     drop(server);
 }
 
-#[test]
-fn the_peer_learns_that_requests_without_replies_are_done() {
-    let journal = Memory::default();
-    let server = journal.serve();
-    let mut peer = Peer::new(&server);
-    peer.open(0);
-    let long = vec![7; 40_000];
-    for _ in 0..2 {
-        peer.request(0, |r| {
-            r.opcode(Opcode::Set).user_key("k").value(&long);
-        });
-    }
-    while peer.done.is_empty() {
-        peer.read();
-    }
-    assert_eq!(peer.done, [(0, 2)]);
-}
-
 /// The last parts of a request to arrive are short, and so are the bytes after the last reply.
 #[test]
 fn the_peer_learns_that_a_long_request_is_done() {

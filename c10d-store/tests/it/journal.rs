@@ -478,26 +478,3 @@ fn a_journal_with_groups_is_not_opened_without_them() {
         "the store of the journal of a test has groups; serve it with c10d store serve"
     );
 }
-
-/// docs/spec/wire-extensions.md, END_WAITS 3: after a crash, a client that was informed of the end does not wait
-/// again.
-#[test]
-fn the_end_of_a_wait_is_told_once_it_is_durable() {
-    let journal = Memory::default();
-    let server = journal.serve();
-    let [mut waiter, mut ender] = [(); 2].map(|()| Raw::with_handshake(server.local_addr()));
-    waiter.request(|r| {
-        r.opcode(Opcode::Wait).count(1).user_key("k");
-    });
-    wait_until("the wait", || server.waiting_count() == 1);
-    journal.set_blocked(true);
-    ender.request(|r| {
-        r.opcode(Opcode::EndWaits).user_key("k");
-    });
-    journal.wait_until_appending();
-    expect_nothing(&waiter);
-    expect_nothing(&ender);
-    journal.set_blocked(false);
-    ender.expect(&number(1));
-    waiter.expect(&[1]);
-}

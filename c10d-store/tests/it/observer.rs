@@ -223,15 +223,6 @@ fn a_cancelled_wait_keeps_its_key_and_is_counted() {
 }
 
 #[test]
-fn connections_over_the_limit_are_counted_as_rejected() {
-    let server = serve(ServerOptions::default().with_connections_max(1));
-    let _first = Raw::with_handshake(server.local_addr());
-    Raw::connect(server.local_addr()).read_to_close();
-    let counters = server.observer().counters(LONG).expect("the server runs");
-    assert_eq!((counters.opened, counters.rejected), (1, 1));
-}
-
-#[test]
 fn an_observer_notices_that_the_server_has_stopped() {
     let server = serve(ServerOptions::default());
     let observer = server.observer();

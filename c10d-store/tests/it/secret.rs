@@ -210,20 +210,6 @@ fn other_protocols_and_trickled_handshakes_get_nothing() {
     wait_until("the strangers are gone", || server.connection_count() == 1);
 }
 
-#[test]
-fn a_handshake_that_is_not_completed_has_a_deadline() {
-    let options = ServerOptions::default()
-        .with_secret(secret())
-        .with_handshake_timeout(Duration::from_millis(50));
-    let server = TcpStoreServer::bind("127.0.0.1:0", options).expect("a free port");
-    let mut raw = Raw::connect(server.local_addr());
-    raw.0.write_all(b"\x16\x03\x01\x02").expect("sent");
-    let mut reply = Vec::new();
-    let _ = raw.0.read_to_end(&mut reply);
-    assert!(reply.is_empty());
-    wait_until("it is closed", || server.connection_count() == 0);
-}
-
 /// In a user namespace, the overflow user represents all users without an id there. docs/spec/handshake.md, SEC 7.
 #[cfg(target_os = "linux")]
 #[test]

@@ -158,6 +158,8 @@ fn a_connection_above_the_limit_is_closed_at_once() {
     assert_eq!(third.read_to_close(), b"");
     first.fence();
     second.fence();
+    let counters = server.observer().counters(LONG).expect("it runs");
+    assert_eq!((counters.opened, counters.rejected), (2, 1));
 
     // Once the server has noticed a disconnect, it accepts another connection.
     drop(first);

@@ -1033,17 +1033,6 @@ fn a_master_takes_over_a_bound_socket() {
 }
 
 #[test]
-fn a_port_in_use_is_reported() {
-    let server = serve();
-    let port = server.local_addr().port();
-    let error = TcpStore::open("127.0.0.1", port, master()).unwrap_err();
-    assert!(
-        matches!(&error, StoreError::Listen(error) if error.is_address_in_use()),
-        "{error}"
-    );
-}
-
-#[test]
 fn tenants_share_a_server_until_the_last_one_closes() {
     let port = serve().local_addr().port();
     let tenant = || TcpStore::open("127.0.0.1", port, master().with_multi_tenant(true));
