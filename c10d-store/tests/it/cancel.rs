@@ -8,18 +8,14 @@ use std::sync::mpsc::channel;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crate::raw::{LONG, wait_until};
+use crate::raw::{LONG, serve, wait_until};
 use crate::without_extensions::WithoutExtensions;
 use c10d_socket::Cancel;
 use c10d_store::{
-    FileStore, FileStoreOptions, HashStore, Known, Operation, PrefixStore, ServerOptions, Store,
-    StoreError, StoreExt, StoreHandle, TcpStore, TcpStoreOptions, TcpStoreServer,
+    FileStore, FileStoreOptions, HashStore, Known, Operation, PrefixStore, Store, StoreError,
+    StoreExt, StoreHandle, TcpStore, TcpStoreOptions,
 };
 use socket2::{Domain, Socket, Type};
-
-fn serve() -> TcpStoreServer {
-    TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a free port")
-}
 
 fn open(port: u16, options: TcpStoreOptions) -> Result<TcpStore, StoreError> {
     TcpStore::open("127.0.0.1", port, options.with_timeout(LONG))

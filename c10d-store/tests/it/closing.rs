@@ -3,11 +3,7 @@
 use c10d_store::Opcode;
 use c10d_store::{ServerOptions, TcpStoreServer, WireLimits};
 
-use crate::raw::{Raw, wait_until};
-
-fn serve() -> TcpStoreServer {
-    TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a free port")
-}
+use crate::raw::{Raw, serve, wait_until};
 
 fn wait(peer: &mut Raw, key: &[u8]) {
     peer.request(|r| {
@@ -60,9 +56,7 @@ fn a_peer_that_half_closes_gets_no_reply_to_its_wait() {
     let server = serve();
     let mut peer = Raw::with_handshake(server.local_addr());
     peer.send(&[0x0d, 9, 9, 9, 9]);
-    peer.request(|r| {
-        r.opcode(Opcode::Wait).count(1).raw_key(b"k");
-    });
+    peer.wait(b"k");
     peer.close_sending();
     assert_eq!(peer.read_to_close(), [9, 9, 9, 9]);
     wait_until("no wait is left", || server.waiting_count() == 0);
@@ -76,9 +70,7 @@ fn a_reply_shows_that_others_see_what_was_sent_before_it() {
     let mut reader = Raw::with_handshake(server.local_addr());
     for number in 1..=200 {
         let value = [number];
-        writer.request(|r| {
-            r.opcode(Opcode::Set).raw_key(b"k").value(&value);
-        });
+        writer.set(b"k", &value);
         writer.fence();
         reader.request(|r| {
             r.opcode(Opcode::Get).raw_key(b"k");

@@ -3,21 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use c10d_store::{
-    HashStore, Opcode, PrefixStore, ServerOptions, Store, StoreError, StoreExt, TcpStore,
-    TcpStoreServer,
-};
+use c10d_store::{HashStore, Opcode, PrefixStore, Store, StoreError, StoreExt, TcpStore};
 
 use crate::journal::{client, number};
 use crate::memory_journal::Memory;
-use crate::raw::{Raw, wait_until};
+use crate::raw::{Raw, serve, wait_until};
 use crate::without_extensions::WithoutExtensions;
 
 const NOW: Duration = Duration::ZERO;
-
-fn serve() -> TcpStoreServer {
-    TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a free port")
-}
 
 /// The example of docs/spec/wire-extensions.md, section 9.12. docs/spec/wire-extensions.md, DELETE_PREFIX 1, 3 and 6.
 #[test]

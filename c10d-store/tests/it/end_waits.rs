@@ -4,17 +4,13 @@ use std::thread;
 use std::time::Duration;
 
 use c10d_store::{
-    HashStore, Known, Operation, PrefixStore, ServerOptions, Store, StoreError, StoreExt, TcpStore,
-    TcpStoreOptions, TcpStoreServer,
+    HashStore, Known, Operation, PrefixStore, Store, StoreError, StoreExt, TcpStore,
+    TcpStoreOptions,
 };
 
 use crate::journal::client;
-use crate::raw::{LONG, Raw, wait_until};
+use crate::raw::{LONG, Raw, serve, wait_until};
 use crate::without_extensions::WithoutExtensions;
-
-fn serve() -> TcpStoreServer {
-    TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a free port")
-}
 
 /// The example of docs/spec/wire-extensions.md, section 9.11. docs/spec/wire-extensions.md, END_WAITS 1 and 2.
 #[test]

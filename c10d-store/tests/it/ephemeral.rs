@@ -5,18 +5,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_store::{
-    FileStore, HashStore, Operation, PrefixStore, ServerOptions, Store, StoreError, StoreExt,
-    StoreHandle, TcpStore, TcpStoreOptions, TcpStoreServer,
+    FileStore, HashStore, Operation, PrefixStore, Store, StoreError, StoreExt, StoreHandle,
+    TcpStore, TcpStoreOptions, TcpStoreServer,
 };
 
 use crate::journal::client;
 use crate::memory_journal::Memory;
-use crate::raw::{LONG, Raw, wait_until};
+use crate::raw::{LONG, Raw, serve, wait_until};
 use crate::without_extensions::WithoutExtensions;
-
-fn serve() -> TcpStoreServer {
-    TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a free port")
-}
 
 fn resuming(server: &TcpStoreServer) -> TcpStore {
     let options = TcpStoreOptions::default().with_resume(LONG);

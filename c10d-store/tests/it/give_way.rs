@@ -7,17 +7,10 @@ use std::sync::{Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::raw::{LONG, wait_until};
+use crate::raw::{LONG, serve, wait_until};
 use crate::without_extensions::WithoutExtensions;
 use c10d_socket::Cancel;
-use c10d_store::{
-    Known, ServerOptions, Store, StoreError, StoreExt, StoreHandle, TcpStore, TcpStoreOptions,
-    TcpStoreServer,
-};
-
-fn serve() -> TcpStoreServer {
-    TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a free port")
-}
+use c10d_store::{Known, Store, StoreError, StoreExt, StoreHandle, TcpStore, TcpStoreOptions};
 
 fn client(port: u16) -> TcpStore {
     let options = TcpStoreOptions::default().with_timeout(LONG);
@@ -80,26 +73,6 @@ fn a_get_that_need_not_wait_shares_the_connection_of_a_wait() {
         assert_eq!(server.connection_count(), 1);
         store.set("state", b"s").unwrap();
         assert_eq!(waiting.join().unwrap(), b"s");
-    });
-}
-
-#[test]
-fn two_waits_use_two_connections_and_both_end() {
-    let server = serve();
-    let store = client(server.local_addr().port());
-    thread::scope(|scope| {
-        let first = scope.spawn(|| store.get("first"));
-        wait_until("the first wait", || server.waiting_count() == 1);
-        let second = scope.spawn(|| store.get("second"));
-        wait_until("the second wait", || server.waiting_count() == 2);
-        for _ in 0..100 {
-            store.ping().unwrap();
-        }
-        assert_eq!(server.connection_count(), 2);
-        store.set("second", b"2").unwrap();
-        assert_eq!(second.join().unwrap().unwrap(), b"2");
-        store.set("first", b"1").unwrap();
-        assert_eq!(first.join().unwrap().unwrap(), b"1");
     });
 }
 

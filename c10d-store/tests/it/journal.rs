@@ -64,9 +64,7 @@ fn replies_and_wakeups_wait_until_what_they_show_is_durable() {
     assert_eq!(store.get("clean").expect("get"), b"c");
     let [mut writer, mut reader, mut waiter, mut other] =
         [(); 4].map(|()| Raw::with_handshake(address));
-    waiter.request(|r| {
-        r.opcode(Opcode::Wait).count(1).user_key("n");
-    });
+    waiter.wait(b"/n");
     wait_until("the wait", || server.waiting_count() == 1);
 
     journal.set_blocked(true);
@@ -221,9 +219,7 @@ fn a_server_whose_journal_fails_says_nothing_more() {
     let server = journal.serve();
     let mut writer = Raw::with_handshake(server.local_addr());
     let mut waiter = Raw::with_handshake(server.local_addr());
-    waiter.request(|r| {
-        r.opcode(Opcode::Wait).count(1).user_key("n");
-    });
+    waiter.wait(b"/n");
     wait_until("the wait", || server.waiting_count() == 1);
     journal.kept().fails = true;
     add(&mut writer, "n", 1);

@@ -30,9 +30,7 @@ fn a_full_server_refuses_writes_and_goes_on_with_reads_and_deletes() {
     store.set("large", &value).expect("there is memory");
 
     let mut raw = Raw::with_handshake(server.local_addr());
-    raw.request(|request| {
-        request.opcode(Opcode::Set).user_key("more").value(&value);
-    });
+    raw.set(b"/more", &value);
     assert_eq!(raw.read_to_close(), b"", "no reply");
     let line = log_lines::wait_for("may take 3145728");
     assert!(line.contains("memory limit"), "{line}");
@@ -112,9 +110,7 @@ fn every_handle_reports_a_refused_write_and_nothing_of_it_is_kept() {
     plain.set("large", &value).expect("there is memory");
     plain.get("large").expect("it is written");
     let mut waiter = Raw::with_handshake(server.local_addr());
-    waiter.request(|request| {
-        request.opcode(Opcode::Wait).count(1).user_key("p/more");
-    });
+    waiter.wait(b"/p/more");
     wait_until("the wait", || server.waiting_count() == 1);
     for store in [
         plain.clone_store().expect("a handle"),
@@ -207,14 +203,10 @@ fn a_client_that_does_not_ask_why_its_write_was_refused_is_closed() {
             request.hello();
         });
         raw.read(4);
-        raw.request(|request| {
-            request.opcode(Opcode::Set).user_key("k").value(b"v");
-        });
+        raw.set(b"/k", b"v");
         ask(&mut raw);
         assert_eq!(raw.read(4), done);
-        raw.request(|request| {
-            request.opcode(Opcode::Set).user_key("k").value(&value);
-        });
+        raw.set(b"/k", &value);
         if asks {
             ask(&mut raw);
             assert_eq!(raw.read(4), [0x01, 0x00, 0x0e, 0xc1]);

@@ -78,9 +78,7 @@ fn a_snapshot_shows_what_each_connection_did_and_waits_for() {
         r.raw_key(b"/a").raw_key(b"/y").raw_key(b"/x");
     });
     reader.fence();
-    writer.request(|r| {
-        r.opcode(Opcode::Set).raw_key(b"/a").value(b"second");
-    });
+    writer.set(b"/a", b"second");
     writer.fence();
 
     let snapshot = snapshot(&server);
@@ -169,9 +167,7 @@ fn closed_connections_keep_their_wait_and_the_reason() {
     let by_peer = Raw::with_handshake(server.local_addr());
     let mut refused = Raw::with_handshake(server.local_addr());
     let mut waiting = Raw::with_handshake(server.local_addr());
-    waiting.request(|r| {
-        r.opcode(Opcode::Wait).count(1).raw_key(b"/missing");
-    });
+    waiting.wait(b"/missing");
     waiting.fence();
     drop(by_peer);
     wait_until("the peer's close is seen", || {

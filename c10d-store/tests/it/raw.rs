@@ -6,6 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_store::unstable::RequestBuf;
+use c10d_store::{Opcode, ServerOptions, TcpStoreServer};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// A timeout that only a hang reaches, even on a loaded machine.
@@ -41,6 +42,10 @@ fn open_files_limit() -> u64 {
     limit.unwrap_or(u64::MAX)
 }
 
+pub(crate) fn serve() -> TcpStoreServer {
+    TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a free port")
+}
+
 pub(crate) struct Raw(pub(crate) TcpStream);
 
 impl Raw {
@@ -73,6 +78,20 @@ impl Raw {
         let mut request = RequestBuf::new();
         build(&mut request);
         self.send(&request.to_bytes());
+    }
+
+    /// Sends a SET.
+    pub(crate) fn set(&mut self, key: &[u8], value: &[u8]) {
+        self.request(|r| {
+            r.opcode(Opcode::Set).raw_key(key).value(value);
+        });
+    }
+
+    /// Sends a WAIT for one key.
+    pub(crate) fn wait(&mut self, key: &[u8]) {
+        self.request(|r| {
+            r.opcode(Opcode::Wait).count(1).raw_key(key);
+        });
     }
 
     pub(crate) fn read(&mut self, count: usize) -> Vec<u8> {

@@ -61,9 +61,7 @@ fn exceeding_a_wire_limit_closes_only_that_connection() {
     let store = TcpStore::connect("127.0.0.1", server.local_addr().port()).expect("a client");
     store.set("unused", b"").expect("a client");
     let mut setter = Raw::with_handshake(server.local_addr());
-    setter.request(|request| {
-        request.opcode(Opcode::Set).raw_key(b"k").value(b"safe");
-    });
+    setter.set(b"k", b"safe");
     setter.fence();
 
     let refused: [&dyn Fn(&mut Raw); 7] = [
@@ -190,9 +188,7 @@ fn a_slow_reader_is_throttled_and_gets_every_reply() {
     let server = serve(ServerOptions::default());
     let value = vec![5; 1 << 20];
     let mut reader = Raw::with_handshake(server.local_addr());
-    reader.request(|r| {
-        r.opcode(Opcode::Set).raw_key(b"k").value(&value);
-    });
+    reader.set(b"k", &value);
     // 400 MiB of replies: above the limit on unsent bytes if the server made them all at once.
     const GETS: usize = 400;
     for _ in 0..GETS {
@@ -252,9 +248,7 @@ fn long_values_do_not_count_as_unsent_bytes() {
 fn other_protocols_close_only_their_connection() {
     let server = serve(ServerOptions::default());
     let mut setter = Raw::with_handshake(server.local_addr());
-    setter.request(|r| {
-        r.opcode(Opcode::Set).raw_key(b"k").value(b"safe");
-    });
+    setter.set(b"k", b"safe");
     setter.fence();
     let http = b"GET / HTTP/1.1\r\nHost: store\r\n\r\n";
     let tls = [0x16, 0x03, 0x01, 0x02, 0x00, 0x01, 0x00, 0x01, 0xfc, 0x03];
@@ -362,9 +356,7 @@ fn many_pipelined_requests_are_answered_in_order() {
 fn a_push_skips_thousands_of_disconnected_waiters() {
     let server = serve(ServerOptions::default());
     let wait = |peer: &mut Raw| {
-        peer.request(|r| {
-            r.opcode(Opcode::Wait).count(1).raw_key(b"q");
-        });
+        peer.wait(b"q");
     };
     let mut leaving: Vec<Raw> = (0..raw::connections_possible().min(3_000))
         .map(|_| Raw::with_handshake(server.local_addr()))
@@ -396,9 +388,7 @@ fn a_push_skips_thousands_of_disconnected_waiters() {
     let bytes = burst.to_bytes();
     let (most, last) = bytes.split_at(bytes.len() - 10);
     let mut setter = Raw::with_handshake(server.local_addr());
-    setter.request(|r| {
-        r.opcode(Opcode::Set).raw_key(b"q2").value(b"");
-    });
+    setter.set(b"q2", b"");
     setter.fence();
     busy.send(most);
     busy.send(last);
@@ -415,9 +405,7 @@ fn a_push_skips_thousands_of_disconnected_waiters() {
 // --- WAIT_CHANGE -----------------------------------------------------------------------------
 
 fn set(peer: &mut Raw, value: &[u8]) {
-    peer.request(|r| {
-        r.opcode(Opcode::Set).raw_key(b"/k").value(value);
-    });
+    peer.set(b"/k", value);
 }
 
 fn wait_change(peer: &mut Raw, known: Known<'_>) {
@@ -546,9 +534,7 @@ fn shutdown_disconnects_blocked_clients_and_frees_the_port() {
     let address = server.local_addr();
     let mut waiting: Vec<Raw> = (0..20).map(|_| Raw::with_handshake(address)).collect();
     for peer in &mut waiting {
-        peer.request(|r| {
-            r.opcode(Opcode::Wait).count(1).raw_key(b"never");
-        });
+        peer.wait(b"never");
         peer.fence();
     }
     let started = Instant::now();

@@ -147,9 +147,7 @@ fn nothing_leaves_a_server_whose_authority_has_passed() {
     raw.expect(&number(5));
 
     let mut waiter = Raw::with_handshake(address);
-    waiter.request(|r| {
-        r.opcode(Opcode::Wait).count(1).user_key("later");
-    });
+    waiter.wait(b"/later");
     wait_until("the wait", || server.waiting_count() == 1);
     for round in 2..5 {
         // The engine takes it back, as its time passes while nothing is renewed.

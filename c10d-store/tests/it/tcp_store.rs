@@ -6,18 +6,13 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::raw::{LONG, wait_until};
+use crate::raw::{LONG, serve, wait_until};
 use crate::store_contract::{self, Features};
 use crate::without_extensions::WithoutExtensions;
 use c10d_store::{
-    Known, ListenError, ListenOn, Operation, Outcome, PrefixStore, ServerOptions, Store,
-    StoreError, StoreExt, StoreHandle, TcpStore, TcpStoreOptions, TcpStoreServer, WireLimits,
-    in_brief, key_from_bytes,
+    Known, ListenError, ListenOn, Operation, Outcome, PrefixStore, Store, StoreError, StoreExt,
+    StoreHandle, TcpStore, TcpStoreOptions, TcpStoreServer, WireLimits, in_brief, key_from_bytes,
 };
-
-fn serve() -> TcpStoreServer {
-    TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a free port")
-}
 
 fn client(server: &TcpStoreServer) -> TcpStore {
     let options = TcpStoreOptions::default().with_timeout(LONG);
