@@ -172,7 +172,7 @@ fn nothing_is_acknowledged_in_a_directory_that_is_gone() {
         drop(journal);
         assert_eq!(folder.exists(), is_replaced);
         if let Some(mut next) = next.take() {
-            // The end of the replaced journal has not changed the new one.
+            // The end of the replaced journal has not changed the other journal.
             next.append(1, &batch_of(1, b"k", b"x")).expect("appended");
             drop(next);
             let mut again = SqliteJournal::open(&folder).expect("opened again");

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use c10d_socket::Protocol;
 use c10d_store::unstable::RequestBuf;
 use c10d_store::{
-    Credentials, Secret, ServerOptions, Store, StoreError, StoreExt, StoreHandle, TcpStore,
-    TcpStoreOptions, TcpStoreServer,
+    Credentials, Secret, ServerOptions, Store, StoreError, StoreExt, TcpStore, TcpStoreOptions,
+    TcpStoreServer,
 };
 
 use crate::few_descriptors::{self, Attacked};
