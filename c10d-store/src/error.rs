@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use c10d_socket::{ConnectError, CredentialsError, ListenError, OtherProcess, printable};
 
+#[cfg(feature = "extensions")]
 use crate::journal::JournalError;
 use crate::key::key_to_bytes;
 
@@ -260,6 +261,7 @@ pub enum StoreError {
     },
 
     /// The journal of a server cannot be read.
+    #[cfg(feature = "extensions")]
     #[error(transparent)]
     Journal(#[from] JournalError),
 
@@ -486,8 +488,9 @@ impl StoreError {
             | Self::Unsupported { .. }
             | Self::CorruptFile { .. }
             | Self::Closed { .. }
-            | Self::OtherProcess { .. }
-            | Self::Journal(_) => false,
+            | Self::OtherProcess { .. } => false,
+            #[cfg(feature = "extensions")]
+            Self::Journal(_) => false,
         }
     }
 }

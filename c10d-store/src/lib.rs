@@ -22,38 +22,57 @@
 //!
 //! Items of [`unstable`] are for the other crates of this repository.
 #![forbid(unsafe_code)]
+#![cfg_attr(
+    not(feature = "extensions"),
+    allow(
+        dead_code,
+        unreachable_pub,
+        clippy::needless_pass_by_ref_mut,
+        reason = "some types serve the extensions as well"
+    )
+)]
 
 mod address;
+#[cfg(feature = "extensions")]
 mod at_leader;
 mod barrier;
+#[cfg(feature = "extensions")]
 mod brief;
 mod client;
 mod compare_set;
 mod decimal;
 mod default_timeout;
 mod error;
+#[cfg(feature = "file")]
 mod file_store;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
+#[cfg(feature = "extensions")]
 pub mod groups;
 mod hash_store;
+#[cfg(feature = "extensions")]
 pub mod journal;
 mod key;
 mod known;
+#[cfg(feature = "extensions")]
 mod leader_search;
 mod limits;
 mod message;
 mod moment;
 mod prefix_store;
+#[cfg(feature = "extensions")]
 mod raw_requests;
+#[cfg(feature = "file")]
 mod rendezvous;
 mod request_parser;
 mod server;
+#[cfg(feature = "extensions")]
 mod session;
 #[cfg(any(test, fuzzing, feature = "sim"))]
 #[doc(hidden)]
 pub mod sim;
+#[cfg(feature = "extensions")]
 mod snapshot;
 mod state;
 mod store;
@@ -64,32 +83,37 @@ mod value_rules;
 mod wire;
 
 // The types of other crates that this one's API takes and gives.
-pub use address::{DataLost, Leader, Lookup, StoreAddress};
-pub use brief::in_brief;
 pub use c10d_socket::{
     BackoffOptions, ConnectError, ConnectOptions, Credentials, CredentialsError, KeepAlive,
     ListenError, SocketOptions,
 };
 #[cfg(feature = "tls")]
 pub use c10d_socket::{CertificateFiles, Secret};
-pub use client::{ConnectionEnds, ListenOn, ListenerKind, SessionError, TcpStore, TcpStoreOptions};
+pub use client::{ConnectionEnds, ListenOn, ListenerKind, TcpStore, TcpStoreOptions};
 pub use compare_set::CompareSet;
 pub use error::{ErrorContext, Operation, Outcome, StoreError};
+#[cfg(feature = "file")]
 pub use file_store::{FileStore, FileStoreOptions};
 pub use hash_store::HashStore;
 pub use key::{key_from_bytes, key_to_bytes};
 pub use known::Known;
 pub use limits::WireLimits;
 pub use prefix_store::PrefixStore;
+#[cfg(feature = "file")]
 pub use rendezvous::{Rendezvous, RendezvousOptions, UrlError, rendezvous};
-pub use server::{
-    HttpConnection, HttpHandler, ServerOptions, SnapshotError, StoreObserver, TcpStoreServer,
-    recommended_memory_max,
-};
-pub use snapshot::{
-    Announcement, CloseReason, Closed, ConnectionId, ConnectionRecord, Counters, GroupRecord,
-    KeyRecord, LastRequest, PendingWait, QueueRecord, Snapshot, VALUE_HEAD_BYTES_MAX, Version,
-};
+pub use server::{ServerOptions, TcpStoreServer, recommended_memory_max};
 pub use store::{DEFAULT_TIMEOUT, Store, StoreHandle};
 pub use store_ext::StoreExt;
 pub use wire::Opcode;
+#[cfg(feature = "extensions")]
+pub use {
+    address::{DataLost, Leader, Lookup, StoreAddress},
+    brief::in_brief,
+    client::SessionError,
+    message::{CloseReason, ConnectionId},
+    server::{HttpConnection, HttpHandler, SnapshotError, StoreObserver},
+    snapshot::{
+        Announcement, Closed, ConnectionRecord, Counters, GroupRecord, KeyRecord, LastRequest,
+        PendingWait, QueueRecord, Snapshot, VALUE_HEAD_BYTES_MAX, Version,
+    },
+};

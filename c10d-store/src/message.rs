@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+#[cfg(feature = "extensions")]
 use crate::session::Hello;
 use crate::stored_value::Value;
 use crate::wire::{Blobs, Opcode, REFUSAL_NONCE};
@@ -31,6 +32,22 @@ impl fmt::Debug for ConnId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "#{}.{}", self.slot(), self.generation())
     }
+}
+
+/// Identifies a connection of one server. Never reused within the server's life; later connections compare greater.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct ConnectionId(pub u64);
+
+/// The reason why a connection closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum CloseReason {
+    /// The peer closed the connection in order.
+    Peer,
+    /// The system reported an error, for example a reset or a timeout.
+    Failed,
+    /// The server refused a request or the handshake was too late.
+    Refused,
 }
 
 /// The keys of a request that names several.
@@ -186,10 +203,12 @@ pub(crate) enum Request<'a> {
         world_size: i64,
     },
     /// A command of docs/spec/wire-extensions.md.
+    #[cfg(feature = "extensions")]
     Extension(Extension<'a>),
 }
 
 /// A request that PyTorch's servers do not have.
+#[cfg(feature = "extensions")]
 #[cfg_attr(test, derive(Debug))]
 pub(crate) enum Extension<'a> {
     /// COMPARE_EXCHANGE, section 9.5.
@@ -313,18 +332,14 @@ impl<'a> Request<'a> {
         )
     }
 
-    /// Whether the reply can report that there is no memory.
-    pub(crate) const fn can_report(&self) -> bool {
-        matches!(
-            self,
-            Self::Extension(
-                Extension::CompareExchange { .. }
-                    | Extension::TryAdd { .. }
-                    | Extension::WaitGet { .. }
-                    | Extension::WaitChange { .. }
-                    | Extension::SetEphemeral { .. }
-            )
-        )
+    /// The queue of a QUEUE_POP or QUEUE_TAKE.
+    pub(crate) const fn popped_queue(&self) -> Option<&'a [u8]> {
+        match self {
+            Self::QueuePop { key } => Some(key),
+            #[cfg(feature = "extensions")]
+            Self::Extension(Extension::QueueTake { key, .. }) => Some(key),
+            _ => None,
+        }
     }
 
     /// The request in short.
@@ -357,12 +372,26 @@ impl<'a> Request<'a> {
             Self::QueueLen { key } => of_key(Opcode::QueueLen, key),
             Self::ListKeys => of_none(Opcode::ListKeys),
             Self::Barrier { key, world_size } => of_number(Opcode::Barrier, key, *world_size),
+            #[cfg(feature = "extensions")]
             Self::Extension(extension) => extension.outline(),
         }
     }
 }
 
+#[cfg(feature = "extensions")]
 impl<'a> Extension<'a> {
+    /// Whether the reply can report that there is no memory.
+    pub(crate) const fn can_report(&self) -> bool {
+        matches!(
+            self,
+            Self::CompareExchange { .. }
+                | Self::TryAdd { .. }
+                | Self::WaitGet { .. }
+                | Self::WaitChange { .. }
+                | Self::SetEphemeral { .. }
+        )
+    }
+
     fn outline(&self) -> Outline<'a> {
         let of_none = Outline::of;
         let of_key = |command, key| Outline::of(command).with_key(key);

@@ -10,11 +10,8 @@ use std::time::{Duration, SystemTime};
 
 use c10d_socket::printable;
 
+use crate::message::{CloseReason, ConnectionId};
 use crate::wire::Opcode;
-
-/// Identifies a connection of one server. Never reused within the server's life; later connections compare greater.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub struct ConnectionId(pub u64);
 
 /// The state of a server at one moment: all parts belong to the same moment, [`now`](Self::now).
 ///
@@ -142,18 +139,6 @@ pub struct Closed {
     pub at: Duration,
     /// The reason why the connection closed.
     pub reason: CloseReason,
-}
-
-/// The reason why a connection closed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum CloseReason {
-    /// The peer closed the connection in order.
-    Peer,
-    /// The system reported an error, for example a reset or a timeout.
-    Failed,
-    /// The server refused a request or the handshake was too late.
-    Refused,
 }
 
 /// A key that has a value.

@@ -329,6 +329,7 @@ pub trait StoreExt: Store {
     /// use c10d_store::{ServerOptions, Store, StoreExt, TcpStore, TcpStoreServer};
     ///
     /// # fn main() -> Result<(), c10d_store::StoreError> {
+    /// # if !cfg!(feature = "extensions") { return Ok(()) }
     /// let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default())?;
     /// let port = server.local_addr().port();
     /// let [first, second] = [(); 2].map(|()| TcpStore::connect("127.0.0.1", port));

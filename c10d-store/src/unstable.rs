@@ -6,21 +6,27 @@
 //! only use a store would then compile its event loop whenever any crate of their build has one, because features add
 //! up; and because a separate crate cannot reach into the server, which keeps the relay a client like any other.
 
-pub use crate::at_leader::{NotReached, at_leader};
-pub use crate::client::{Closer, SILENCE_MAX, SessionDialer, SessionLink};
 pub use crate::forward_store;
-pub use crate::journal::Authority;
-pub use crate::journal::batch::{BatchWriter, Effect, Effects, effects};
-pub use crate::journal::contents::{Contents, Entry};
-pub use crate::journal::format::FORMAT_VERSION;
-pub use crate::leader_search::LeaderSearch;
-pub use crate::raw_requests::{RawRequest, RawRequests};
-pub use crate::session::{
-    CLIENT_WINDOW_BYTES, ClientEnd, Credit, Frame, FrameReader, GROUP_BYTES_MAX, GROUP_CLIENTS_MAX,
-    Group, NotCarried, Outstanding, ReplyError, ResentWait, Restart, SESSION_WINDOW_BYTES, Session,
-    SessionClient, SessionStream, Violation,
-};
 pub use crate::wire::{
-    ANNOUNCEMENT_BYTES_MAX, CAPABILITY_MASK, CAPABILITY_NONCE, NotAReply, PAYLOAD_KEY_PREFIX,
-    REFUSAL_NONCE, ReplyScan, RequestBuf, VALIDATION_MAGIC, WireError, WireErrorKind, capability,
+    ANNOUNCEMENT_BYTES_MAX, CAPABILITY_MASK, CAPABILITY_NONCE, PAYLOAD_KEY_PREFIX, REFUSAL_NONCE,
+    RequestBuf, VALIDATION_MAGIC, WireError, WireErrorKind, capability,
+};
+#[cfg(feature = "extensions")]
+pub use crate::{
+    at_leader::{NotReached, at_leader},
+    client::{Closer, SILENCE_MAX, SessionDialer, SessionLink},
+    journal::{
+        Authority,
+        batch::{BatchWriter, Effect, Effects, effects},
+        contents::{Contents, Entry},
+        format::FORMAT_VERSION,
+    },
+    leader_search::LeaderSearch,
+    raw_requests::{RawRequest, RawRequests},
+    session::{
+        CLIENT_WINDOW_BYTES, ClientEnd, Credit, Frame, FrameReader, GROUP_BYTES_MAX,
+        GROUP_CLIENTS_MAX, Group, NotCarried, Outstanding, ReplyError, ResentWait, Restart,
+        SESSION_WINDOW_BYTES, Session, SessionClient, SessionStream, Violation,
+    },
+    wire::{NotAReply, ReplyScan},
 };

@@ -2,12 +2,11 @@
 
 use std::net::SocketAddr;
 
-use c10d_socket::TlsLayer;
-use mio::net::TcpStream;
-
-use crate::session::Restart;
+#[cfg(feature = "extensions")]
+use {crate::session::Restart, c10d_socket::TlsLayer, mio::net::TcpStream};
 
 /// A connection that has just resumed a session, and has not been used yet.
+#[cfg(feature = "extensions")]
 #[derive(Debug)]
 pub struct SessionLink {
     /// The socket of the connection, non-blocking.

@@ -13,10 +13,16 @@ mod listener_kind;
 mod master;
 mod operations;
 mod options;
+#[cfg(not(feature = "extensions"))]
+mod plain;
 mod pool;
 mod queue_take;
+#[cfg(feature = "extensions")]
 mod resumed;
+#[cfg(feature = "extensions")]
 mod session_dialer;
+#[cfg(feature = "extensions")]
+mod session_lanes;
 mod stream;
 mod waiting;
 
@@ -27,20 +33,28 @@ use c10d_socket::{
     Cancel, ConnectOptions, Credentials, Deadline, HostPort, ProcessBound, Protocol, sleep,
 };
 
-use crate::address::{Lookup, StoreAddress};
+use crate::address::Lookup;
+#[cfg(feature = "extensions")]
+use crate::address::StoreAddress;
 use crate::error::{ErrorContext, Operation, Outcome, StoreError};
 use crate::server::TcpStoreServer;
 use crate::store::StoreHandle;
 use crate::wire::{ANNOUNCEMENT_BYTES_MAX, Opcode, WORKER_COUNT_KEY, capability};
 use call::Transport;
-pub use closer::Closer;
 use connection::Connection;
 use explain::explain;
-pub use link::{ConnectionEnds, SessionLink};
+pub use link::ConnectionEnds;
 pub use listener_kind::ListenerKind;
 pub use options::{ListenOn, TcpStoreOptions};
+#[cfg(not(feature = "extensions"))]
+use plain as resumed;
 use pool::{Pool, PoolOptions};
-pub use session_dialer::{SILENCE_MAX, SessionDialer, SessionError};
+#[cfg(feature = "extensions")]
+pub use {
+    closer::Closer,
+    link::SessionLink,
+    session_dialer::{SILENCE_MAX, SessionDialer, SessionError},
+};
 
 /// How long a store with a directory follows its server: as long as a server remembers a session by default.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(600);
@@ -178,28 +192,6 @@ impl TcpStore {
             store.join_workers(world_size, started, deadline)?;
         }
         Ok(store)
-    }
-
-    /// Connects to the store at this address, as a client. If the address is a directory, the store follows the
-    /// leader: when another process takes over, the store continues there like after a lost connection, see
-    /// [`TcpStoreOptions::with_resume`], whose default is 10 min here. It blocks as long as [`open`](Self::open).
-    ///
-    /// # Errors
-    /// The errors of [`open`](Self::open).
-    pub fn open_at(
-        address: &StoreAddress,
-        mut options: TcpStoreOptions,
-    ) -> Result<Self, StoreError> {
-        let target = match address {
-            StoreAddress::At(target) => target.clone(),
-            StoreAddress::LookedUp(lookup) => {
-                options.is_master = false;
-                options.resume.get_or_insert(RESUME_TIMEOUT);
-                options.lookup = Some(Arc::clone(lookup));
-                HostPort::new(lookup.name(), 0)
-            }
-        };
-        Self::open(target.host(), target.port(), options)
     }
 
     /// Returns the server's host, as passed to [`open`](Self::open). PyTorch's `TCPStore.host`. For an address that
@@ -439,6 +431,31 @@ impl TcpStore {
             joined = self.worker_count()?;
         }
         Ok(())
+    }
+}
+
+#[cfg(feature = "extensions")]
+impl TcpStore {
+    /// Connects to the store at this address, as a client. If the address is a directory, the store follows the
+    /// leader: when another process takes over, the store continues there like after a lost connection, see
+    /// [`TcpStoreOptions::with_resume`], whose default is 10 min here. It blocks as long as [`open`](Self::open).
+    ///
+    /// # Errors
+    /// The errors of [`open`](Self::open).
+    pub fn open_at(
+        address: &StoreAddress,
+        mut options: TcpStoreOptions,
+    ) -> Result<Self, StoreError> {
+        let target = match address {
+            StoreAddress::At(target) => target.clone(),
+            StoreAddress::LookedUp(lookup) => {
+                options.is_master = false;
+                options.resume.get_or_insert(RESUME_TIMEOUT);
+                options.lookup = Some(Arc::clone(lookup));
+                HostPort::new(lookup.name(), 0)
+            }
+        };
+        Self::open(target.host(), target.port(), options)
     }
 }
 

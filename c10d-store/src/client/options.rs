@@ -122,6 +122,7 @@ impl TcpStoreOptions {
     /// [`with_session_timeout`](ServerOptions::with_session_timeout) if that is shorter: a store that makes no call
     /// for that long after a loss fails with its next call. A server of PyTorch has no sessions, so this has no
     /// effect there.
+    #[cfg(feature = "extensions")]
     pub const fn with_resume(mut self, timeout: Duration) -> Self {
         self.resume = Some(timeout);
         self

@@ -11,24 +11,23 @@ use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use c10d_socket::{
-    Backoff, BackoffOptions, Cancel, ConnectError, ConnectOptions, Credentials, Deadline, Dialer,
-    HostPort, OtherProcess, Process, TlsClient, Watch, sleep,
+    Cancel, ConnectError, ConnectOptions, Credentials, Deadline, Dialer, HostPort, OtherProcess,
+    Process, TlsClient, Watch,
 };
 
 use super::closer::Closer;
 use super::connection::{Connection, Failure, Hello, REFUSED_WRITE};
 use super::lanes::{Lanes, Need, Take, Wait};
 use super::link::ConnectionEnds;
-use super::resumed::{Channel, Resumed};
-use super::session_dialer::{SessionDialer, SessionError};
+use super::resumed::Channel;
 use super::stream::{Stream, is_closed_by_peer};
-use crate::address::{Lookup, StoreAddress};
+use crate::address::Lookup;
 use crate::wire::capability;
 
 #[derive(Debug)]
 pub(super) struct Pool {
     target: HostPort,
-    options: PoolOptions,
+    pub(super) options: PoolOptions,
     shared: Mutex<Shared>,
     lane_changed: Condvar,
     /// The pool has ended, or a call was cancelled.
@@ -54,7 +53,7 @@ pub(super) struct PoolOptions {
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+pub(super) struct Shared {
     lanes: Lanes<ThreadId>,
     /// The connection of each lane while no call uses it; `None` before it is opened.
     idle: Vec<Option<Connection>>,
@@ -66,19 +65,19 @@ struct Shared {
     waiting_for_lane: usize,
     /// The address of the first connection. All later connections use it: a name can have several
     /// addresses, and another address is another server.
-    server: Option<HostPort>,
+    pub(super) server: Option<HostPort>,
     /// The ends of the first connection.
     ends: Option<ConnectionEnds>,
     /// The server does not support the handshake with PING.
     wants_plain_hello: bool,
     /// The server has no sessions.
-    has_no_sessions: bool,
+    pub(super) has_no_sessions: bool,
     /// The server has WAIT_CHANGE, by its latest handshake.
     has_wait_change: bool,
     /// How often a pool that reconnects has lost its connections.
     losses: u64,
     /// Why every call fails from now on.
-    ended: Option<Ended>,
+    pub(super) ended: Option<Ended>,
 }
 
 /// Why a pool has ended.
@@ -104,19 +103,6 @@ pub(super) enum PoolError {
     Interrupted,
     /// END_WAITS has ended the wait.
     WaitEnded,
-}
-
-/// Why a lane is not opened as a session.
-#[derive(Debug)]
-enum SessionFailure {
-    Unsupported,
-    Failed(PoolError),
-}
-
-impl<E: Into<PoolError>> From<E> for SessionFailure {
-    fn from(error: E) -> Self {
-        Self::Failed(error.into())
-    }
 }
 
 impl From<OtherProcess> for PoolError {
@@ -433,23 +419,9 @@ impl Pool {
         deadline: Deadline,
         cancel: &Cancel,
     ) -> Result<Connection, PoolError> {
-        if let Some(resume) = self.options.resume
-            && !self.lock().has_no_sessions
-        {
-            match self.dial_session(lane, target, resume, deadline, cancel) {
-                Err(SessionFailure::Unsupported) if self.options.lookup.is_some() => {
-                    let text = format!("{target} leads to a server without sessions");
-                    return Err(Failure::Protocol(text).into());
-                }
-                Err(SessionFailure::Unsupported) => {
-                    log::warn!(
-                        "{target} does not support sessions, so a lost connection cannot be resumed"
-                    );
-                    self.lock().has_no_sessions = true;
-                }
-                Err(SessionFailure::Failed(error)) => return Err(error),
-                Ok(connection) => return Ok(connection),
-            }
+        #[cfg(feature = "extensions")]
+        if let Some(connection) = self.dial_resumable(lane, target, deadline, cancel)? {
+            return Ok(connection);
         }
         let mut dialer = Dialer::new(target, options, deadline).with_cancel(cancel.clone());
         let mut hello = if self.lock().wants_plain_hello {
@@ -502,7 +474,7 @@ impl Pool {
                 let _ = stream.register_with(&closer);
                 self.make_closable(lane, closer)?;
                 let reply_bytes_max = self.options.reply_bytes_max;
-                Connection::open(Channel::Plain(stream), hello, reply_bytes_max, deadline)
+                Connection::open(Channel::from(stream), hello, reply_bytes_max, deadline)
             }
             Err(error) => Err(Failure::Lost(error)),
         };
@@ -523,71 +495,8 @@ impl Pool {
         })
     }
 
-    /// Opens a lane as a session. The first one retries until the deadline, as [`connect`](Self::connect) does.
-    fn dial_session(
-        &self,
-        lane: usize,
-        target: &HostPort,
-        resume: Duration,
-        deadline: Deadline,
-        cancel: &Cancel,
-    ) -> Result<Connection, SessionFailure> {
-        let is_first = self.lock().server.is_none();
-        let options = &self.options;
-        let connect_options = options.connect_options.clone();
-        let credentials = options.credentials.as_ref();
-        let address = match &options.lookup {
-            Some(lookup) => StoreAddress::LookedUp(Arc::clone(lookup)),
-            None => target.clone().into(),
-        };
-        let mut dialer = SessionDialer::new(address, connect_options, credentials, resume)
-            .map_err(|error| Failure::Protocol(error.to_string()))?
-            .carrying_over();
-        dialer.set_cancel(cancel.clone());
-        self.make_closable(lane, dialer.closer().clone())?;
-        let mut backoff = Backoff::new(BackoffOptions::default(), u64::from(std::process::id()));
-        let link = loop {
-            let error = match dialer.connect(0, deadline) {
-                Ok(link) => break link,
-                Err(_) if cancel.is_cancelled() => return Err(PoolError::Interrupted.into()),
-                Err(error) => error,
-            };
-            let delay = backoff.next_delay();
-            let is_late = deadline.has_passed(Instant::now() + delay);
-            match error {
-                SessionError::Unsupported { .. } => return Err(SessionFailure::Unsupported),
-                SessionError::Connect(error) if !is_first || is_late => {
-                    return Err(PoolError::Connect(error).into());
-                }
-                error if is_first && error.is_transient() && !is_late => {
-                    // The next attempt finds out why the pause has ended.
-                    let _ = sleep(delay, [cancel, dialer.closer().closed()]);
-                }
-                SessionError::Lost { source, .. } => return Err(Failure::Lost(source).into()),
-                SessionError::Cancelled if let Some(ended) = self.lock().ended.clone() => {
-                    return Err(PoolError::Ended(ended).into());
-                }
-                error @ SessionError::Cancelled => {
-                    let source = io::Error::new(io::ErrorKind::ConnectionAborted, error);
-                    return Err(Failure::Lost(source).into());
-                }
-                // The store has no server at the moment, or its directory does not answer.
-                error if error.is_transient() => {
-                    let source = io::Error::new(io::ErrorKind::NotConnected, error);
-                    return Err(Failure::NotSent(source).into());
-                }
-                error => return Err(Failure::Protocol(error.to_string()).into()),
-            }
-        };
-        let mut resumed = Resumed::new(dialer, link, resume).map_err(Failure::Lost)?;
-        resumed.set_cancel(cancel.clone());
-        let channel = Channel::Resumed(Box::new(resumed));
-        let opened = Connection::open(channel, Hello::InSession, options.reply_bytes_max, deadline);
-        Ok(opened?)
-    }
-
     /// Lets the end of the pool shut down this connection, even during its handshake.
-    fn make_closable(&self, lane: usize, closer: Closer) -> Result<(), PoolError> {
+    pub(super) fn make_closable(&self, lane: usize, closer: Closer) -> Result<(), PoolError> {
         let mut shared = self.lock();
         match &shared.ended {
             Some(ended) => Err(PoolError::Ended(ended.clone())),
@@ -647,7 +556,7 @@ impl Pool {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Shared> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Shared> {
         // No code panics while it holds the lock, and no invariant spans two acquisitions.
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }

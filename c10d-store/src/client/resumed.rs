@@ -36,6 +36,12 @@ pub(super) enum Channel {
     Resumed(Box<Resumed>),
 }
 
+impl From<Stream> for Channel {
+    fn from(stream: Stream) -> Self {
+        Self::Plain(stream)
+    }
+}
+
 impl Channel {
     /// See [`Stream::shake_hands`].
     pub(super) fn shake_hands(&mut self, deadline: Deadline) -> io::Result<()> {

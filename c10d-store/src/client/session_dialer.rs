@@ -408,7 +408,9 @@ impl SessionDialer {
         let mut request = RequestBuf::new();
         request.hello();
         if self.expects_sessions {
-            request.opcode(Opcode::Session).hello_of_session(&hello);
+            request
+                .opcode(Opcode::Session)
+                .hello_of_session(&hello.encode());
         }
         self.tell(stream, &request, deadline)?;
         let answer = read_u32(self.hear::<4>(stream, deadline)?);
@@ -423,7 +425,9 @@ impl SessionDialer {
         let has_heartbeats = self.is_following() && answer & capability::HEARTBEAT != 0;
         if !self.expects_sessions {
             let mut request = RequestBuf::new();
-            request.opcode(Opcode::Session).hello_of_session(&hello);
+            request
+                .opcode(Opcode::Session)
+                .hello_of_session(&hello.encode());
             self.tell(stream, &request, deadline)?;
         }
         let answer = self.hear::<{ Welcome::BYTES }>(stream, deadline)?;

@@ -13,7 +13,9 @@ use mio::{Events, Interest, Poll, Token};
 
 use super::closer::Closer;
 use super::lanes::GRACE;
-use super::link::{ConnectionEnds, SessionLink};
+use super::link::ConnectionEnds;
+#[cfg(feature = "extensions")]
+use super::link::SessionLink;
 
 /// A connected socket and the [`Poll`] that it is registered with: two descriptors.
 ///
@@ -77,32 +79,6 @@ impl Stream {
         stream.set_nonblocking(true)?;
         let tls = tls.map(|layer| Tls::new(layer, Vec::new()));
         Self::with_socket(TcpStream::from_std(stream), tls)
-    }
-
-    /// Takes the link of a session.
-    ///
-    /// # Errors
-    /// The errors of [`new`](Self::new).
-    pub(super) fn of_link(link: SessionLink) -> io::Result<Self> {
-        let tls = link.tls.map(|layer| Tls::new(layer, link.received));
-        Self::with_socket(link.socket, tls)
-    }
-
-    /// Takes another link in the place of the connection. The [`waker`](Self::waker) stays.
-    ///
-    /// # Errors
-    /// The system's error.
-    pub(super) fn replace(&mut self, mut link: SessionLink) -> io::Result<()> {
-        let both = Interest::READABLE | Interest::WRITABLE;
-        self.poll
-            .registry()
-            .register(&mut link.socket, SOCKET, both)?;
-        // Closing the old socket removes its registration.
-        self.socket = Arc::new(link.socket);
-        self.tls = link.tls.map(|layer| Tls::new(layer, link.received));
-        self.may_receive = false;
-        self.has_ended = false;
-        Ok(())
     }
 
     /// Lets the closer close the connection. False if [`Closer::close`] was already called.
@@ -178,24 +154,6 @@ impl Stream {
             local: self.socket.local_addr()?,
             remote: self.socket.peer_addr()?,
         })
-    }
-
-    /// The connection, its TLS, and the received bytes that are unread.
-    ///
-    /// # Errors
-    /// If a [`Closer`] can still close it, or the system fails.
-    pub(super) fn into_parts(self) -> io::Result<(TcpStream, Option<TlsLayer>, Vec<u8>)> {
-        let in_use = |_| io::Error::other("another thread is about to shut down the connection");
-        let mut socket = Arc::try_unwrap(self.socket).map_err(in_use)?;
-        self.poll.registry().deregister(&mut socket)?;
-        let (tls, received) = match self.tls {
-            Some(mut tls) => {
-                tls.opened.drain(..tls.start);
-                (Some(tls.layer), tls.opened)
-            }
-            None => (None, Vec::new()),
-        };
-        Ok((socket, tls, received))
     }
 
     /// Reads at least one byte and at most `buf.len()`, waiting until the deadline. Returns the number
@@ -475,6 +433,53 @@ impl Stream {
                 }
             }
         }
+    }
+}
+
+#[cfg(feature = "extensions")]
+impl Stream {
+    /// Takes the link of a session.
+    ///
+    /// # Errors
+    /// The errors of [`new`](Self::new).
+    pub(super) fn of_link(link: SessionLink) -> io::Result<Self> {
+        let tls = link.tls.map(|layer| Tls::new(layer, link.received));
+        Self::with_socket(link.socket, tls)
+    }
+
+    /// Takes another link in the place of the connection. The [`waker`](Self::waker) stays.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub(super) fn replace(&mut self, mut link: SessionLink) -> io::Result<()> {
+        let both = Interest::READABLE | Interest::WRITABLE;
+        self.poll
+            .registry()
+            .register(&mut link.socket, SOCKET, both)?;
+        // Closing the old socket removes its registration.
+        self.socket = Arc::new(link.socket);
+        self.tls = link.tls.map(|layer| Tls::new(layer, link.received));
+        self.may_receive = false;
+        self.has_ended = false;
+        Ok(())
+    }
+
+    /// The connection, its TLS, and the received bytes that are unread.
+    ///
+    /// # Errors
+    /// If a [`Closer`] can still close it, or the system fails.
+    pub(super) fn into_parts(self) -> io::Result<(TcpStream, Option<TlsLayer>, Vec<u8>)> {
+        let in_use = |_| io::Error::other("another thread is about to shut down the connection");
+        let mut socket = Arc::try_unwrap(self.socket).map_err(in_use)?;
+        self.poll.registry().deregister(&mut socket)?;
+        let (tls, received) = match self.tls {
+            Some(mut tls) => {
+                tls.opened.drain(..tls.start);
+                (Some(tls.layer), tls.opened)
+            }
+            None => (None, Vec::new()),
+        };
+        Ok((socket, tls, received))
     }
 }
 

@@ -4,14 +4,10 @@
 //! A list of all keys is one byte of request, and its reply may never be read. So peers that do not read
 //! pause first, and long requests arrive one at a time. If that is not enough, the server closes the peers that hold most.
 
-use crate::session::SESSION_WINDOW_BYTES;
 use crate::state::peer_reserve;
 
 /// The most for the unread replies of a session. Beyond it no client's request is carried out until the peer reads.
 const SESSION_BYTES_MAX: usize = 64 << 20;
-
-/// The window of a session while memory is scarce: the peer acknowledges shorter parts, and long replies continue.
-const SCARCE_WINDOW_BYTES: usize = 256 << 10;
 
 /// The memory that peers take, and may take, in bytes.
 #[derive(Debug)]
@@ -100,14 +96,6 @@ impl Budget {
     /// How much the largest peers have to give back: more than the excess itself, because to find these peers costs a look at each.
     pub(super) const fn excess(&self) -> usize {
         self.taken().saturating_sub(self.room - self.room / 8)
-    }
-
-    /// The unacknowledged bytes of a session beyond which its clients' replies wait.
-    pub(super) const fn session_window_bytes(&self) -> usize {
-        match self.is_scarce() {
-            true => SCARCE_WINDOW_BYTES,
-            false => SESSION_WINDOW_BYTES,
-        }
     }
 
     /// The most for the unread replies of one session.

@@ -13,18 +13,16 @@ use slab::Slab;
 
 use super::budget::Budget;
 use super::delayed_replies::DelayedReplies;
-use super::numbers::Numbers;
+use super::session_client::Client;
 use super::session_memory::SessionMemory;
 use crate::message::{ConnId, Replies, Reply, Request};
-use crate::moment::Moment;
 use crate::request_parser::RequestParser;
-use crate::session::{Credit, ResentWait};
 use crate::state::Refusal;
-use crate::wire::{
-    REFUSAL_NONCE, are_capabilities, capability, encode_reply, without_capabilities,
-};
+use crate::wire::{REFUSAL_NONCE, encode_reply};
+#[cfg(feature = "extensions")]
+use crate::wire::{are_capabilities, capability, without_capabilities};
 
-#[cfg(test)]
+#[cfg(all(test, feature = "extensions"))]
 mod tests;
 
 /// With at least this many unsent reply bytes, a peer's further requests wait until it reads.
@@ -87,100 +85,6 @@ pub(super) struct Accepted {
     pub(super) registered: Option<Interest>,
     /// Whether its peer may ask whether a write was refused.
     is_shown_refusal: bool,
-}
-
-/// A client of a session.
-#[derive(Debug)]
-pub(super) struct Client {
-    /// The slot of the session.
-    session: u32,
-    pub(super) number: u32,
-    pub(super) credit: Credit,
-    /// Received bytes that wait because the client does not read its replies, at most its credit.
-    pub(super) kept_bytes: u32,
-    /// Bytes of groups in requests that were not carried out yet. The peer has sent them once for many clients.
-    pub(super) grouped_bytes: u32,
-    /// The memory of its pending wait at the time of its last request.
-    pub(super) waiting_bytes: u32,
-    /// What [`Connections::session_memory`] has counted of its requests and its wait.
-    counted_bytes: u32,
-    /// Whether it is in the list of clients whose replies wait for room in the session.
-    pub(super) waits_for_room: bool,
-    /// Whether it is in the list of clients whose requests wait for the session's budget.
-    pub(super) waits_for_budget: bool,
-    /// Whether its relay passes on how a write was refused.
-    pub(super) knows_refusal: bool,
-    /// `None` while there are none.
-    replies: Option<Box<ClientReplies>>,
-    /// The numbers of its requests, if the journal keeps its session.
-    pub(super) numbers: Option<Box<Numbers>>,
-    /// The last request that has arrived may be a wait that was sent before its session was accepted at this time.
-    pub(super) resent: Option<Box<(ResentWait, Moment)>>,
-}
-
-/// The unsent replies of a client.
-#[derive(Debug, Default)]
-struct ClientReplies {
-    out: SendBuf,
-    /// What [`Connections::session_memory`] has counted of them.
-    counted_bytes: usize,
-}
-
-impl Client {
-    /// Creates a client of the session in this slot.
-    pub(super) fn new(session: usize, number: u32) -> Self {
-        Self {
-            // There are at most 65,536.
-            session: session as u32,
-            number,
-            credit: Credit::default(),
-            kept_bytes: 0,
-            grouped_bytes: 0,
-            waiting_bytes: 0,
-            counted_bytes: 0,
-            waits_for_room: false,
-            waits_for_budget: false,
-            knows_refusal: false,
-            replies: None,
-            numbers: None,
-            resent: None,
-        }
-    }
-
-    /// The slot of the session.
-    pub(super) const fn slot(&self) -> usize {
-        self.session as usize
-    }
-
-    /// Returns its replies, and its credit to send them with; `None` without replies.
-    pub(super) fn replies(&mut self) -> Option<(&mut SendBuf, &mut Credit)> {
-        let replies = self.replies.as_mut()?;
-        Some((&mut replies.out, &mut self.credit))
-    }
-
-    /// Counts again the memory that it holds, besides the bytes of held replies. Returns the new and the previous
-    /// count. Frees memory that an idle client does not need.
-    fn recount(&mut self, held_bytes: usize) -> (SessionMemory, SessionMemory) {
-        let mut before = SessionMemory {
-            reply_bytes: 0,
-            request_bytes: self.counted_bytes as usize,
-        };
-        self.counted_bytes = self.grouped_bytes.saturating_add(self.waiting_bytes);
-        let mut now = SessionMemory {
-            reply_bytes: 0,
-            request_bytes: self.counted_bytes as usize,
-        };
-        if let Some(replies) = &mut self.replies {
-            before.reply_bytes = replies.counted_bytes;
-            if replies.out.is_empty() && held_bytes == 0 {
-                self.replies = None;
-            } else {
-                now.reply_bytes = replies.out.memory_bytes() + held_bytes;
-                replies.counted_bytes = now.reply_bytes;
-            }
-        }
-        (now, before)
-    }
 }
 
 /// How a connection treats the requests that have arrived.
@@ -309,7 +213,7 @@ impl Connection {
     fn out(&self) -> Option<&SendBuf> {
         match &self.carrier {
             Carrier::Socket(accepted) => Some(&accepted.out),
-            Carrier::Session(client) => client.replies.as_ref().map(|replies| &replies.out),
+            Carrier::Session(client) => client.out(),
         }
     }
 
@@ -318,7 +222,7 @@ impl Connection {
     pub(super) fn out_mut(&mut self) -> &mut SendBuf {
         match &mut self.carrier {
             Carrier::Socket(accepted) => &mut accepted.out,
-            Carrier::Session(client) => &mut client.replies.get_or_insert_default().out,
+            Carrier::Session(client) => client.out_mut(),
         }
     }
 
@@ -407,11 +311,7 @@ impl Connection {
         self.held = None;
         match &mut self.carrier {
             Carrier::Socket(accepted) => accepted.out = SendBuf::new(),
-            Carrier::Session(client) => {
-                if let Some(replies) = &mut client.replies {
-                    replies.out = SendBuf::new();
-                }
-            }
+            Carrier::Session(client) => client.drop_replies(),
         }
     }
 
@@ -578,8 +478,7 @@ impl Connections {
         connection.drop_replies();
         connection.parser = RequestParser::default();
         if let Some(client) = connection.client() {
-            client.grouped_bytes = 0;
-            client.waiting_bytes = 0;
+            client.drop_requests();
         }
         self.refused.remove(&token);
         self.recount(token);
@@ -593,7 +492,7 @@ impl Connections {
         };
         let may_ask = match &connection.carrier {
             Carrier::Socket(accepted) => accepted.is_shown_refusal,
-            Carrier::Session(client) => client.knows_refusal,
+            Carrier::Session(client) => client.knows_refusal(),
         };
         if may_ask {
             self.refused.insert(token, (used, limit));
@@ -880,29 +779,19 @@ impl Replies for Connections {
         }
         let (is_client, is_carried) = match &connection.carrier {
             Carrier::Socket(_) => (false, false),
-            Carrier::Session(client) => (true, client.numbers.is_some()),
+            Carrier::Session(client) => (true, client.is_carried()),
         };
         let reply = match reply {
             Reply::Nonce(REFUSAL_NONCE) => match self.refused.remove(&token) {
                 Some((used, limit)) => Reply::Refused { used, limit },
                 None => reply,
             },
-            Reply::Nonce(nonce) => {
-                let mut hidden = if is_client { capability::SESSION } else { 0 };
-                let is_shown = match &mut connection.carrier {
-                    Carrier::Socket(accepted) => {
-                        // PyTorch's clients do not ask for capabilities.
-                        let has_asked = are_capabilities(nonce);
-                        accepted.is_shown_refusal |= has_asked && self.reports_refusals;
-                        self.reports_refusals
-                    }
-                    Carrier::Session(client) => self.reports_refusals && client.knows_refusal,
-                };
-                if !is_shown {
-                    hidden |= capability::REFUSAL;
-                }
-                Reply::Nonce(without_capabilities(nonce, hidden))
-            }
+            #[cfg(feature = "extensions")]
+            Reply::Nonce(nonce) => Reply::Nonce(shown_nonce(
+                nonce,
+                &mut connection.carrier,
+                self.reports_refusals,
+            )),
             reply => reply,
         };
         if is_carried {
@@ -932,6 +821,26 @@ impl Replies for Connections {
     fn depend_on(&mut self, position: u64) {
         self.dependency = position;
     }
+}
+
+/// The reply to a PING, as far as it shows the capabilities of the server.
+#[cfg(feature = "extensions")]
+const fn shown_nonce(nonce: u32, carrier: &mut Carrier, reports_refusals: bool) -> u32 {
+    let (mut hidden, is_shown) = match carrier {
+        Carrier::Socket(accepted) => {
+            // PyTorch's clients do not ask for capabilities.
+            accepted.is_shown_refusal |= are_capabilities(nonce) && reports_refusals;
+            (0, reports_refusals)
+        }
+        Carrier::Session(client) => (
+            capability::SESSION,
+            reports_refusals && client.knows_refusal(),
+        ),
+    };
+    if !is_shown {
+        hidden |= capability::REFUSAL;
+    }
+    without_capabilities(nonce, hidden)
 }
 
 /// Takes the bytes of a buffer.

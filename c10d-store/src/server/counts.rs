@@ -4,7 +4,8 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use crate::journal::JournalError;
+#[cfg(feature = "extensions")]
+use {super::http::InstalledHandler, crate::journal::JournalError};
 
 /// The most addresses of other hosts that are remembered.
 const PEERS_MAX: usize = 8;
@@ -23,7 +24,11 @@ pub(super) struct Counts {
     /// The addresses of the clients of other hosts, each once, the latest last.
     peers: Mutex<Vec<IpAddr>>,
     /// Why the server has stopped because of its journal.
+    #[cfg(feature = "extensions")]
     pub(super) journal_failure: OnceLock<JournalError>,
+    /// The handler of connections that speak HTTP.
+    #[cfg(feature = "extensions")]
+    pub(super) http_handler: InstalledHandler,
 }
 
 impl Counts {

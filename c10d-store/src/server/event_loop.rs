@@ -20,37 +20,40 @@ use mio::{Events, Interest, Poll, Token, Waker};
 use self::paused_inputs::PausedInputs;
 use super::connection::{
     Accepted, Carrier, Connection, Connections, PAUSE_UNSENT_BYTES, Phase, RequestFlow, conn_id_of,
-    token_of,
 };
 use super::counts::Counts;
-use super::http::InstalledHandler;
-use super::journal_queue::{GATHERED_BYTES_MAX, JournalQueue};
-use super::observer::{Observed, StoreObserver};
 use super::options::ServerOptions;
-use super::recover::OpenJournal;
-use super::session_requests::{Begun, Parts};
-use super::sessions::Sessions;
-use super::standby::Standby;
+use super::recover::ServedJournal;
+use super::session_requests::{Begun, Checked, Hello, Parts};
 use super::timers::Timers;
 use super::turn::TurnClock;
-use crate::journal::JournalSource;
-use crate::message::{Extension, Request};
+#[cfg(feature = "extensions")]
+use super::{
+    journal_queue::JournalQueue, observer::Observed, sessions::Sessions, standby::Standby,
+};
+use crate::message::{CloseReason, Request};
 use crate::moment::Moment;
 use crate::request_parser::{Flow, NextRead, ParseError};
-use crate::session::{Hello, StoreId, random_seed};
-use crate::snapshot::{CloseReason, Counters};
-use crate::state::{Recorder, Refusal, StoreState};
+use crate::state::{Refusal, StoreState};
 
 mod acceptance;
+#[cfg(feature = "extensions")]
 mod clients;
 mod ends;
+#[cfg(feature = "extensions")]
+mod extension;
+#[cfg(feature = "extensions")]
 mod journal;
 mod memory_relief;
+#[cfg(feature = "extensions")]
 mod observers;
 mod output;
 mod paused_inputs;
+#[cfg(not(feature = "extensions"))]
+mod plain;
+#[cfg(feature = "extensions")]
 mod sessions;
-#[cfg(test)]
+#[cfg(all(test, feature = "extensions"))]
 mod tests;
 
 const WAKER: Token = Token(usize::MAX);
@@ -74,19 +77,11 @@ const SYSTEM_UNSENT_BYTES: u32 = 1 << 20;
 /// The most bytes of one connection handled in one iteration, for fairness.
 const BYTES_PER_ITERATION: usize = 1 << 20;
 
-/// The journal of a server's store.
-#[derive(Debug)]
-pub(super) enum ServedJournal {
-    None,
-    Open(Box<OpenJournal>),
-    /// A journal that another process may serve.
-    StandBy(JournalSource),
-}
-
 pub(super) struct EventLoop {
     poll: Poll,
     listeners: Listeners<TcpListener, TcpStream>,
     connections: Connections,
+    #[cfg(feature = "extensions")]
     sessions: Sessions,
     state: StoreState,
     options: ServerOptions,
@@ -95,7 +90,7 @@ pub(super) struct EventLoop {
     acceptor: Acceptor<Token>,
     stop: Arc<AtomicBool>,
     counts: Arc<Counts>,
-    http_handler: InstalledHandler,
+    #[cfg(feature = "extensions")]
     observed: Observed,
     started: Instant,
     traffic: Traffic,
@@ -107,8 +102,10 @@ pub(super) struct EventLoop {
     turn: TurnClock,
     timers: Timers,
     /// The journal of the store, if it has one.
+    #[cfg(feature = "extensions")]
     keeping: Option<JournalQueue>,
     /// Set until this process leads: until then, nothing is served.
+    #[cfg(feature = "extensions")]
     standby: Option<Standby>,
     /// The time when the next heartbeats are due, if a session wants them.
     beat_at: Option<Instant>,
@@ -118,10 +115,6 @@ pub(super) struct EventLoop {
     waker: Arc<Waker>,
 }
 
-fn new_sessions(options: &ServerOptions) -> Sessions {
-    Sessions::new(StoreId::random(), options.session_timeout())
-}
-
 impl EventLoop {
     pub(super) fn new(
         listeners: Vec<std::net::TcpListener>,
@@ -129,12 +122,10 @@ impl EventLoop {
         tls: Option<TlsServer>,
         stop: Arc<AtomicBool>,
         counts: Arc<Counts>,
-        http_handler: InstalledHandler,
         journal: ServedJournal,
-    ) -> io::Result<(Self, StoreObserver, Arc<Waker>)> {
+    ) -> io::Result<(Self, Arc<Waker>)> {
         let poll = Poll::new()?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
-        let (observer, observed) = Observed::new(Arc::clone(&waker));
         let register = |listener: std::net::TcpListener, token| {
             if let Err(error) = limit_unsent(&listener, SYSTEM_UNSENT_BYTES) {
                 log::debug!("cannot limit what the system takes for each connection: {error}");
@@ -150,26 +141,16 @@ impl EventLoop {
             handshakes_max: HANDSHAKES_MAX,
         };
         let acceptor = listeners.acceptor(limits, Instant::now());
-        let sessions = new_sessions(&options);
-        let mut standby = None;
-        let empty = || StoreState::new(options.groups.map(|groups| groups(random_seed())));
-        let (state, sessions, keeping) = match journal {
-            ServedJournal::None => (empty(), sessions, None),
-            ServedJournal::Open(journal) => {
-                JournalQueue::start(*journal, sessions, Arc::clone(&waker))?
-            }
-            ServedJournal::StandBy(source) => {
-                standby = Some(Standby::start(source, options.groups, Arc::clone(&waker))?);
-                (empty(), sessions, None)
-            }
-        };
-        counts
-            .is_standby
-            .store(standby.is_some(), Ordering::Release);
+        #[cfg(feature = "extensions")]
+        let (state, sessions, keeping, standby) =
+            Self::open_journal(journal, &options, &counts, &waker)?;
+        #[cfg(not(feature = "extensions"))]
+        let (state, ServedJournal::None) = (StoreState::default(), journal);
         let event_loop = Self {
             poll,
             listeners,
             connections: Connections::new(options.unsent_bytes_max()),
+            #[cfg(feature = "extensions")]
             sessions,
             state,
             options,
@@ -177,8 +158,8 @@ impl EventLoop {
             acceptor,
             stop,
             counts,
-            http_handler,
-            observed,
+            #[cfg(feature = "extensions")]
+            observed: Observed::new(Arc::clone(&waker)),
             started: Instant::now(),
             traffic: Traffic::default(),
             read_buffer: vec![0; READ_BYTES].into_boxed_slice(),
@@ -186,14 +167,16 @@ impl EventLoop {
             ready: VecDeque::new(),
             turn: TurnClock::new(Instant::now()),
             timers: Timers::default(),
+            #[cfg(feature = "extensions")]
             keeping,
+            #[cfg(feature = "extensions")]
             standby,
             beat_at: None,
             look_at: None,
             inputs: PausedInputs::default(),
             waker: Arc::clone(&waker),
         };
-        Ok((event_loop, observer, waker))
+        Ok((event_loop, waker))
     }
 
     /// Runs until the stop flag is set and the waker is called. All connections close on return.
@@ -209,18 +192,8 @@ impl EventLoop {
                 return;
             }
             let has_events = events.iter().any(|event| event.token() != WAKER);
-            if let Err(error) = self
-                .take_over()
-                .and_then(|()| self.release_durable(has_events))
-            {
-                log::error!("the store server stops: {error}");
-                // The only failure.
-                let error = self.counts.journal_failure.get_or_init(|| error);
-                let source = self.options.journal.as_ref();
-                if let Some(notify) = source.and_then(|source| source.on_failure.as_ref()) {
-                    notify(error);
-                }
-                return self.give_up_keeping();
+            if !self.follow_journal(has_events) {
+                return;
             }
             self.handle_events(&events, has_events);
         }
@@ -232,20 +205,11 @@ impl EventLoop {
     }
 
     fn time_to_sleep(&mut self) -> Option<Duration> {
-        let is_observed = self.state.is_in_snapshot() || self.is_snapshot_due();
-        let has_batch = self.state.recorder().is_some_and(Recorder::has_batch);
-        let hold = self.keeping.as_ref().and_then(|it| it.hold.until());
-        let ends_until = self.keeping.as_ref().and_then(|it| it.ends_until);
         let has_work = !self.ready.is_empty()
             || self.connections.has_touched_clients()
-            || self
-                .keeping
-                .as_ref()
-                .is_some_and(|it| it.has_work() || it.has_withheld())
-            || (has_batch && hold.is_none())
-            || self.state.can_sweep()
-            || self.can_continue_inputs();
-        if has_work || self.acceptor.has_ready() || is_observed {
+            || self.can_continue_inputs()
+            || self.have_extensions_work();
+        if has_work || self.acceptor.has_ready() {
             return Some(Duration::ZERO);
         }
         let connections = &self.connections;
@@ -253,23 +217,12 @@ impl EventLoop {
             let connection = connections.get(token).and_then(Connection::accepted);
             connection.is_some_and(|accepted| accepted.deadline == Some(at))
         });
-        let state = &self.state;
-        let of_state = [
-            state.next_silence(),
-            state.next_sweep(),
-            state.next_group_timer(),
-        ];
-        let of_state = of_state.into_iter().flatten().min();
         let next = [
             of_connection,
-            of_state.map(|at| self.started + at.since_start()),
             self.acceptor.next_deadline(),
-            self.sessions.next_expiry(),
-            self.beat_at,
             self.look_at,
             self.inputs.next(),
-            ends_until,
-            hold.filter(|_| has_batch),
+            self.next_of_extensions(),
         ];
         let next = next.into_iter().flatten().min()?;
         Some(next.saturating_duration_since(Instant::now()))
@@ -298,26 +251,18 @@ impl EventLoop {
         }
         self.serve_ready(left_over);
         self.expire();
-        self.expire_sessions(now);
-        self.forget_ends(now);
-        self.end_silent();
-        self.tick_groups();
-        self.continue_sweep();
-        self.beat(now);
+        self.advance_extensions(now);
         self.continue_inputs(now);
         self.turn.start_turn();
         self.flush_touched();
         self.relieve();
-        self.use_budgets();
-        // Without `ready`: the rest of earlier turns may take long.
-        self.keep_gathered(has_events && self.ready.is_empty(), now);
-        self.publish_waits();
-        self.watch_announcements();
+        self.finish_extensions(has_events, now);
+        self.counts
+            .waiting
+            .store(self.state.waiting(), Ordering::Release);
         if let Some(line) = self.acceptor.report(now) {
             log::warn!("{line}");
         }
-        self.answer_observers();
-        self.observed.turn_done();
         self.look_at_lent(now);
         let kept_bytes = self.connections.budget.taken();
         if self.state.take_released(kept_bytes) {
@@ -350,19 +295,6 @@ impl EventLoop {
 
     fn is_stopping(&self) -> bool {
         self.stop.load(Ordering::Acquire)
-    }
-
-    /// Deletes names for less than a millisecond.
-    fn continue_sweep(&mut self) {
-        let complete = self.state.continue_sweep(&mut self.connections);
-        self.parts().record_woken();
-        if let Some(conn) = complete {
-            let token = token_of(conn);
-            if let Some(connection) = self.connections.get_mut(token) {
-                connection.set_flow(RequestFlow::Paused);
-                self.resume(token);
-            }
-        }
     }
 
     /// Has a connection whose requests have waited carry them out after the other connections.
@@ -454,6 +386,7 @@ impl EventLoop {
                 parser.next_read()
             };
             let link = accepted.link();
+            #[cfg(feature = "extensions")]
             if link.is_some_and(|slot| self.sessions.has_backlog(slot)) {
                 // The session reads on once it has carried out what has arrived.
                 return;
@@ -569,6 +502,7 @@ impl EventLoop {
         let mut parts = Parts {
             state: &mut self.state,
             connections: &mut self.connections,
+            #[cfg(feature = "extensions")]
             sessions: &mut self.sessions,
         };
         let carried = parts.carried(token);
@@ -576,19 +510,19 @@ impl EventLoop {
         let mut must_wait = false;
         let handle = |request: Request<'_>| {
             let before = parts.state.work();
-            let mut may_sweep = false;
-            if let Request::Extension(extension) = &request {
-                match extension {
-                    Extension::Session(begun) => hello = Some(*begun),
-                    Extension::DeletePrefix { .. } => may_sweep = true,
-                    _ => {}
-                }
-            }
             let is_silent_write = request.is_silent_write();
-            let begun = match carried.is_some() || parts.connections.has_refused() {
+            // The only check for extensions of a plain request.
+            let Checked {
+                begun,
+                hello: begins,
+                may_sweep,
+            } = match parts.must_check(carried, &request) {
                 true => parts.check(token, carried, &request)?,
-                false => None,
+                false => Checked::default(),
             };
+            if begins.is_some() {
+                hello = begins;
+            }
             // The only call, so that the compiler sees the path of a request as a whole.
             let result = match &begun {
                 None | Some(Begun::New(_)) => parts.state.handle(conn, request, parts.connections),
@@ -627,10 +561,7 @@ impl EventLoop {
             Some(bytes) => parser.receive(bytes, limits, handle),
             None => parser.resume(limits, handle),
         };
-        let gathered_bytes = self.state.recorder().map_or(0, Recorder::gathered_bytes);
-        if gathered_bytes > GATHERED_BYTES_MAX {
-            self.connections.set_full(true);
-        }
+        self.limit_gathered();
         if let Some(connection) = self.connections.get_mut(token) {
             if parser.is_handshake_done()
                 && let Some(accepted) = connection.accepted_mut()
@@ -672,15 +603,6 @@ struct Traffic {
     received_bytes: u64,
     sent_bytes: u64,
     announcements_warned: bool,
-}
-
-impl Traffic {
-    const fn added_to(&self, mut counters: Counters, rejected: u64) -> Counters {
-        counters.received_bytes = self.received_bytes;
-        counters.sent_bytes = self.sent_bytes;
-        counters.rejected = rejected;
-        counters
-    }
 }
 
 /// An input that is served again without an event.

@@ -1,23 +1,38 @@
 //! The TCPStore server: one thread with an event loop and a store.
 
+#[cfg(not(feature = "extensions"))]
+mod absent;
+#[cfg(feature = "extensions")]
 mod backlog;
+#[cfg(feature = "extensions")]
 mod batch_delay;
 mod budget;
 mod connection;
 mod counts;
 mod delayed_replies;
 mod event_loop;
+#[cfg(feature = "extensions")]
 mod http;
+#[cfg(feature = "extensions")]
 mod journal_queue;
 mod memory_limit;
+#[cfg(feature = "extensions")]
 mod numbers;
+#[cfg(feature = "extensions")]
 mod observer;
 mod options;
+#[cfg(feature = "extensions")]
 mod recover;
+#[cfg(feature = "extensions")]
+mod session_client;
 mod session_memory;
+#[cfg(feature = "extensions")]
 mod session_replies;
+#[cfg(feature = "extensions")]
 mod session_requests;
+#[cfg(feature = "extensions")]
 mod sessions;
+#[cfg(feature = "extensions")]
 mod standby;
 mod timers;
 mod turn;
@@ -29,20 +44,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use c10d_socket::{
-    Cancel, ListenOptions, ProcessBound, Protocol, TlsServer, adopt_listener, check_own_user,
-    listen,
+    ListenOptions, ProcessBound, Protocol, TlsServer, adopt_listener, check_own_user, listen,
 };
 
 use crate::error::StoreError;
-use crate::journal::JournalError;
+#[cfg(not(feature = "extensions"))]
+use absent::{self as recover, self as session_client, self as session_requests};
 use counts::Counts;
-use event_loop::{EventLoop, ServedJournal};
-use http::InstalledHandler;
+use event_loop::EventLoop;
+#[cfg(feature = "extensions")]
 pub use http::{HttpConnection, HttpHandler};
 pub use memory_limit::recommended_memory_max;
+#[cfg(feature = "extensions")]
 pub use observer::{SnapshotError, StoreObserver};
 pub use options::ServerOptions;
-use recover::OpenJournal;
+use recover::ServedJournal;
+#[cfg(feature = "extensions")]
+use {crate::journal::JournalError, c10d_socket::Cancel, recover::OpenJournal};
 
 /// A running TCPStore server, for PyTorch's clients and this crate's.
 ///
@@ -80,7 +98,7 @@ pub struct TcpStoreServer {
 struct Running {
     stop: Arc<AtomicBool>,
     counts: Arc<Counts>,
-    http_handler: InstalledHandler,
+    #[cfg(feature = "extensions")]
     observer: StoreObserver,
     waker: Arc<mio::Waker>,
     thread: Option<JoinHandle<()>>,
@@ -121,34 +139,13 @@ impl TcpStoreServer {
     /// [`c10d_socket::check_own_user`] fails and plain connections of that user are to be served,
     /// [`StoreError::Credentials`] if the credentials cannot be used.
     pub fn serve(listeners: Vec<TcpListener>, options: ServerOptions) -> Result<Self, StoreError> {
-        let journal = match &options.journal {
-            None => ServedJournal::None,
-            Some(source) => ServedJournal::Open(Box::new(OpenJournal::recover(
-                source,
-                options.groups,
-                &Cancel::NEVER,
-            )?)),
-        };
-        Self::serve_with(journal, listeners, options)
-    }
-
-    /// Like [`serve`](Self::serve), but does not block: the journal is read in the background. If several processes
-    /// share the engine, this continues until this process becomes the leader, which can take days. Until then the
-    /// server is a standby: it closes the connections of clients, and hands over connections that speak HTTP;
-    /// observers get [`SnapshotError::StandsBy`]. If the journal cannot be read, the server stops, like after a later
-    /// failure.
-    ///
-    /// # Errors
-    /// The errors of [`serve`](Self::serve), except for the journal.
-    pub fn stand_by(
-        listeners: Vec<TcpListener>,
-        options: ServerOptions,
-    ) -> Result<Self, StoreError> {
-        let journal = match &options.journal {
-            None => ServedJournal::None,
-            Some(source) => ServedJournal::StandBy(source.clone()),
-        };
-        Self::serve_with(journal, listeners, options)
+        #[cfg(feature = "extensions")]
+        if let Some(source) = &options.journal {
+            let open = OpenJournal::recover(source, options.groups, &Cancel::NEVER)?;
+            let journal = ServedJournal::Open(Box::new(open));
+            return Self::serve_with(journal, listeners, options);
+        }
+        Self::serve_with(ServedJournal::None, listeners, options)
     }
 
     fn serve_with(
@@ -189,23 +186,23 @@ impl TcpStoreServer {
         let counts = Arc::new(Counts::default());
         let memory_max = options.memory_max().unwrap_or(0);
         counts.memory_max.store(memory_max, Ordering::Release);
-        let http_handler = InstalledHandler::default();
-        let (event_loop, observer, waker) = EventLoop::new(
+        let (event_loop, waker) = EventLoop::new(
             listeners,
             options,
             tls,
             Arc::clone(&stop),
             Arc::clone(&counts),
-            http_handler.clone(),
             journal,
         )?;
+        #[cfg(feature = "extensions")]
+        let observer = event_loop.observer();
         let thread = thread::Builder::new()
             .name("c10d-store".to_owned())
             .spawn(move || event_loop.run())?;
         let running = ProcessBound::new(Running {
             stop,
             counts,
-            http_handler,
+            #[cfg(feature = "extensions")]
             observer,
             waker,
             thread: Some(thread),
@@ -243,26 +240,12 @@ impl TcpStoreServer {
         running.map_or_else(Vec::new, |running| running.counts.peers().clone())
     }
 
-    /// Returns whether the server is a [standby](Self::stand_by): it does not serve the store yet.
-    #[must_use]
-    pub fn is_standby(&self) -> bool {
-        self.running()
-            .is_some_and(|running| running.counts.is_standby.load(Ordering::Acquire))
-    }
-
     /// Returns whether the server's thread is running. It runs until the server is dropped, unless a system call or
     /// the journal failed, which is logged: long-running hosts may check this from time to time.
     #[must_use]
     pub fn is_running(&self) -> bool {
         let thread = self.running().and_then(|running| running.thread.as_ref());
         thread.is_some_and(|thread| !thread.is_finished())
-    }
-
-    /// Returns the journal error that stopped the server, or `None` while it runs, and if it stopped for another
-    /// reason. After such an error, the server can no longer persist writes, and has closed all connections.
-    #[must_use]
-    pub fn journal_failure(&self) -> Option<&JournalError> {
-        self.running()?.counts.journal_failure.get()
     }
 
     /// Returns the number of connections, including connections that have not completed the handshake. A host can
@@ -297,6 +280,53 @@ impl TcpStoreServer {
         Some(memory_max).filter(|bytes| *bytes > 0)
     }
 
+    /// Closes all connections and stops the thread. Blocks until the current request is complete, which
+    /// takes microseconds, and with a journal until everything is kept, for at most 11 s.
+    pub fn shutdown(self) {
+        drop(self);
+    }
+
+    /// `None` in a forked child.
+    fn running(&self) -> Option<&Running> {
+        self.running.get().ok()
+    }
+}
+
+#[cfg(feature = "extensions")]
+impl TcpStoreServer {
+    /// Like [`serve`](Self::serve), but does not block: the journal is read in the background. If several processes
+    /// share the engine, this continues until this process becomes the leader, which can take days. Until then the
+    /// server is a standby: it closes the connections of clients, and hands over connections that speak HTTP;
+    /// observers get [`SnapshotError::StandsBy`]. If the journal cannot be read, the server stops, like after a later
+    /// failure.
+    ///
+    /// # Errors
+    /// The errors of [`serve`](Self::serve), except for the journal.
+    pub fn stand_by(
+        listeners: Vec<TcpListener>,
+        options: ServerOptions,
+    ) -> Result<Self, StoreError> {
+        let journal = match &options.journal {
+            None => ServedJournal::None,
+            Some(source) => ServedJournal::StandBy(source.clone()),
+        };
+        Self::serve_with(journal, listeners, options)
+    }
+
+    /// Returns whether the server is a [standby](Self::stand_by): it does not serve the store yet.
+    #[must_use]
+    pub fn is_standby(&self) -> bool {
+        self.running()
+            .is_some_and(|running| running.counts.is_standby.load(Ordering::Acquire))
+    }
+
+    /// Returns the journal error that stopped the server, or `None` while it runs, and if it stopped for another
+    /// reason. After such an error, the server can no longer persist writes, and has closed all connections.
+    #[must_use]
+    pub fn journal_failure(&self) -> Option<&JournalError> {
+        self.running()?.counts.journal_failure.get()
+    }
+
     /// Returns an observer, which reads the state of the server's connections and keys.
     #[must_use]
     pub fn observer(&self) -> StoreObserver {
@@ -311,19 +341,8 @@ impl TcpStoreServer {
     /// The handler is dropped with the server and its thread, or when it is replaced. Does not block.
     pub fn set_http_handler(&self, handler: Arc<dyn HttpHandler>) {
         if let Some(running) = self.running() {
-            running.http_handler.install(handler);
+            running.counts.http_handler.install(handler);
         }
-    }
-
-    /// Closes all connections and stops the thread. Blocks until the current request is complete, which
-    /// takes microseconds, and with a journal until everything is kept, for at most 11 s.
-    pub fn shutdown(self) {
-        drop(self);
-    }
-
-    /// `None` in a forked child.
-    fn running(&self) -> Option<&Running> {
-        self.running.get().ok()
     }
 }
 

@@ -149,6 +149,7 @@ struct Taken {
 /// The side of the server's thread.
 #[derive(Debug)]
 pub(super) struct Observed {
+    observer: StoreObserver,
     requests: Receiver<Request>,
     /// Callers that wait for a snapshot that has not started.
     next: Vec<SyncSender<Answered<Arc<Taken>>>>,
@@ -186,15 +187,16 @@ impl Answer {
 }
 
 impl Observed {
-    /// Both sides. `waker` must wake the server's thread.
-    pub(super) fn new(waker: Arc<mio::Waker>) -> (StoreObserver, Self) {
+    /// `waker` must wake the server's thread.
+    pub(super) fn new(waker: Arc<mio::Waker>) -> Self {
         let (sender, requests) = mpsc::channel();
         let observer = StoreObserver(ProcessBound::new(Observer {
             requests: sender,
             waker,
             started: SystemTime::now(),
         }));
-        let observed = Self {
+        Self {
+            observer,
             requests,
             next: Vec::new(),
             current: Vec::new(),
@@ -202,8 +204,12 @@ impl Observed {
             turn_started: None,
             current_position: 0,
             held: VecDeque::new(),
-        };
-        (observer, observed)
+        }
+    }
+
+    /// The side of other threads.
+    pub(super) fn observer(&self) -> StoreObserver {
+        self.observer.clone()
     }
 
     /// Receives what has been asked since the last call, and answers with totals once what they depend on is durable:

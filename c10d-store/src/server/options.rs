@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use c10d_socket::Credentials;
 
-use crate::groups::NewGroups;
-use crate::journal::JournalSource;
 use crate::limits::WireLimits;
+#[cfg(feature = "extensions")]
+use crate::{groups::NewGroups, journal::JournalSource};
 
 /// Limits and timeouts of a [`TcpStoreServer`](super::TcpStoreServer). The defaults are far above what
 /// PyTorch jobs use. Each refusal is logged with the peer's address.
@@ -31,7 +31,9 @@ pub struct ServerOptions {
     session_timeout: Duration,
     pub(crate) credentials: Option<Credentials>,
     pub(super) plain_from_same_user: bool,
+    #[cfg(feature = "extensions")]
     pub(super) journal: Option<JournalSource>,
+    #[cfg(feature = "extensions")]
     pub(super) groups: Option<NewGroups>,
 }
 
@@ -46,7 +48,9 @@ impl Default for ServerOptions {
             session_timeout: Duration::from_secs(600),
             credentials: None,
             plain_from_same_user: false,
+            #[cfg(feature = "extensions")]
             journal: None,
+            #[cfg(feature = "extensions")]
             groups: None,
         }
     }
@@ -90,18 +94,6 @@ impl ServerOptions {
         self.handshake_timeout
     }
 
-    pub(crate) const fn session_timeout(&self) -> Duration {
-        self.session_timeout
-    }
-
-    /// Sets the longest time that the server remembers a session (docs/spec/wire-extensions.md, section 9.9) whose
-    /// connection is lost. The client may request less. After that time, the session's clients are considered to have
-    /// closed their connections. Default 10 min.
-    pub const fn with_session_timeout(mut self, timeout: Duration) -> Self {
-        self.session_timeout = timeout;
-        self
-    }
-
     /// Serves only clients that have the same secret, or a certificate of the same authority: all other connections
     /// are closed at once. PyTorch's own clients cannot do either.
     pub fn with_credentials(mut self, credentials: Credentials) -> Self {
@@ -119,20 +111,6 @@ impl ServerOptions {
     /// of the user that runs it. [`c10d_socket::loopback_user`] finds out the user. Default false.
     pub const fn with_plain_from_same_user(mut self, plain_from_same_user: bool) -> Self {
         self.plain_from_same_user = plain_from_same_user;
-        self
-    }
-
-    /// Keeps the store in this journal: the server continues the store of the journal, and the store survives the
-    /// server. See [`journal`](crate::journal). An open journal is for one server: a second server with a clone of
-    /// these options is refused. A [`JournalSource`] opens it when the server listens.
-    pub fn with_journal(mut self, journal: impl Into<JournalSource>) -> Self {
-        self.journal = Some(journal.into());
-        self
-    }
-
-    /// Lets process groups agree through the server about who takes part: see [`groups`](crate::groups). Default none.
-    pub const fn with_groups(mut self, groups: NewGroups) -> Self {
-        self.groups = Some(groups);
         self
     }
 
@@ -166,6 +144,35 @@ impl ServerOptions {
     /// server with [credentials](Self::with_credentials) gives the first byte 5 s of it.
     pub const fn with_handshake_timeout(mut self, timeout: Duration) -> Self {
         self.handshake_timeout = timeout;
+        self
+    }
+}
+
+#[cfg(feature = "extensions")]
+impl ServerOptions {
+    pub(crate) const fn session_timeout(&self) -> Duration {
+        self.session_timeout
+    }
+
+    /// Sets the longest time that the server remembers a session (docs/spec/wire-extensions.md, section 9.9) whose
+    /// connection is lost. The client may request less. After that time, the session's clients are considered to have
+    /// closed their connections. Default 10 min.
+    pub const fn with_session_timeout(mut self, timeout: Duration) -> Self {
+        self.session_timeout = timeout;
+        self
+    }
+
+    /// Keeps the store in this journal: the server continues the store of the journal, and the store survives the
+    /// server. See [`journal`](crate::journal). An open journal is for one server: a second server with a clone of
+    /// these options is refused. A [`JournalSource`] opens it when the server listens.
+    pub fn with_journal(mut self, journal: impl Into<JournalSource>) -> Self {
+        self.journal = Some(journal.into());
+        self
+    }
+
+    /// Lets process groups agree through the server about who takes part: see [`groups`](crate::groups). Default none.
+    pub const fn with_groups(mut self, groups: NewGroups) -> Self {
+        self.groups = Some(groups);
         self
     }
 }

@@ -9,6 +9,15 @@ use crate::journal::{Journal, JournalError, JournalSource, Recovered};
 use crate::session::random_seed;
 use crate::state::StoreState;
 
+/// The journal of a server's store.
+#[derive(Debug)]
+pub(super) enum ServedJournal {
+    None,
+    Open(Box<OpenJournal>),
+    /// A journal that another process may serve.
+    StandBy(JournalSource),
+}
+
 /// A journal with the state that it has kept.
 #[derive(Debug)]
 pub(super) struct OpenJournal {

@@ -10,6 +10,7 @@ use super::sessions::Sessions;
 use crate::journal::batch::Effect;
 use crate::message::{Extension, Request};
 use crate::moment::Moment;
+pub(super) use crate::session::Hello;
 use crate::session::{ResentWait, SessionId};
 use crate::state::{KeptClient, Recorder, Refusal, StoreState};
 use crate::wire::{Opcode, WAIT_CANCELED};
@@ -58,6 +59,17 @@ pub(super) enum Begun {
     Answered,
 }
 
+/// The result of the checks before a request.
+#[derive(Debug, Default)]
+pub(super) struct Checked {
+    /// Set for a client whose session the journal keeps.
+    pub(super) begun: Option<Begun>,
+    /// The argument of SESSION.
+    pub(super) hello: Option<Hello>,
+    /// Whether the request may begin to delete names.
+    pub(super) may_sweep: bool,
+}
+
 /// The parts that a request changes.
 pub(super) struct Parts<'a> {
     pub(super) state: &'a mut StoreState,
@@ -80,6 +92,14 @@ impl Parts<'_> {
         })
     }
 
+    /// Whether [`check`](Self::check) has something to do.
+    #[inline]
+    pub(super) fn must_check(&self, carried: Option<CarriedClient>, request: &Request<'_>) -> bool {
+        carried.is_some()
+            || matches!(request, Request::Extension(_))
+            || self.connections.has_refused()
+    }
+
     /// Checks a request of a connection, which is `carried` if the journal keeps its session.
     ///
     /// # Errors
@@ -89,11 +109,19 @@ impl Parts<'_> {
         token: Token,
         carried: Option<CarriedClient>,
         request: &Request<'_>,
-    ) -> Result<Option<Begun>, Refusal> {
-        match self.connections.unasked_refusal(token, request) {
-            Some(refusal) => Err(refusal),
-            None => Ok(carried.map(|client| self.begin(client, request))),
+    ) -> Result<Checked, Refusal> {
+        if let Some(refusal) = self.connections.unasked_refusal(token, request) {
+            return Err(refusal);
         }
+        let hello = match request {
+            Request::Extension(Extension::Session(hello)) => Some(*hello),
+            _ => None,
+        };
+        Ok(Checked {
+            begun: carried.map(|client| self.begin(client, request)),
+            hello,
+            may_sweep: matches!(request, Request::Extension(Extension::DeletePrefix { .. })),
+        })
     }
 
     /// Begins a request of a client whose session the journal keeps. The request may have been carried out before.

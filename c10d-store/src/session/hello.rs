@@ -5,6 +5,7 @@ use std::time::Duration;
 use byteorder::{ByteOrder, LittleEndian};
 
 use super::id::{ID_BYTES, SessionId, StoreId};
+use crate::wire::HELLO_BYTES;
 
 /// The argument of SESSION.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,7 +72,7 @@ const KNOWS_REFUSAL: u32 = 1 << 27;
 
 impl Hello {
     /// The length of the encoded form: two ids, two u64, and milliseconds as u32.
-    pub(crate) const BYTES: usize = 2 * ID_BYTES + 20;
+    pub(crate) const BYTES: usize = HELLO_BYTES;
 
     pub(crate) fn encode(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];

@@ -53,3 +53,16 @@ fn a_wrong_magic_number_or_a_second_validate_is_refused_once_it_is_complete() {
         assert!(server.take(CONN).is_empty());
     }
 }
+
+/// [`SimServer::open`] checks the nonce, which shows no capability.
+#[cfg(not(feature = "extensions"))]
+#[test]
+fn a_server_without_extensions_announces_none_and_refuses_their_commands() {
+    for command in 0x80..=u8::MAX {
+        let mut server = SimServer::default();
+        server.open(CONN);
+        server.send(CONN, &[command]);
+        assert!(server.is_closed(CONN), "{command:#x}");
+        assert!(server.take(CONN).is_empty());
+    }
+}

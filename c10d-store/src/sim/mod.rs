@@ -1,6 +1,6 @@
 //! The server without sockets, for tests: parsers and state in memory. Tests of c10d-membership use it by the feature `sim`.
 
-#[cfg(test)]
+#[cfg(all(test, feature = "extensions"))]
 mod ended_waits;
 #[cfg(test)]
 mod handshake;
@@ -10,20 +10,19 @@ mod splits;
 mod vectors;
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use c10d_socket::SendBuf;
 #[cfg(test)]
 use proptest::test_runner::Config as ProptestConfig;
 
-use crate::groups::Groups;
 use crate::limits::WireLimits;
+use crate::message::CloseReason;
 use crate::message::{ConnId, Replies, Reply};
-use crate::moment::Moment;
 use crate::request_parser::{Flow, NextRead, ParseError, RequestParser};
-use crate::snapshot::CloseReason;
 use crate::state::{Refusal, StoreState};
 use crate::wire::{RequestBuf, encode_reply};
+#[cfg(feature = "extensions")]
+use {crate::groups::Groups, crate::moment::Moment, std::time::Duration};
 
 /// PROPTEST_CASES random cases, or `default`. A failing case is printed, minimized, and stored in a
 /// regression file that later runs replay first.
@@ -60,15 +59,6 @@ impl Replies for Outputs {
 }
 
 impl SimServer {
-    /// A server with groups.
-    #[must_use]
-    pub fn new(groups: Box<dyn Groups>) -> Self {
-        Self {
-            state: StoreState::new(Some(groups)),
-            ..Self::default()
-        }
-    }
-
     /// Delivers bytes to the server as one piece.
     ///
     /// # Panics
@@ -85,6 +75,7 @@ impl SimServer {
         let (state, outputs) = (&mut self.state, &mut self.outputs);
         let handle = |request: crate::message::Request<'_>| {
             state.handle(ConnId(conn), request, outputs)?;
+            #[cfg(feature = "extensions")]
             while state.can_sweep() {
                 state.continue_sweep(outputs);
             }
@@ -106,23 +97,18 @@ impl SimServer {
         self.check_invariants();
     }
 
-    /// Sets the time since the start of the server.
-    pub fn at(&mut self, now: Duration) {
-        self.state.set_now(Moment::from(now));
-        self.state.end_silent(&mut self.outputs);
-        self.state.tick_groups(&mut self.outputs);
-        self.check_invariants();
-    }
-
     /// Runs the handshake and reads its reply.
     pub fn open(&mut self, conn: u64) {
         let mut hello = RequestBuf::new();
         hello.hello();
         self.send(conn, &hello.to_bytes());
+        #[cfg(feature = "extensions")]
         let capabilities = match self.state.has_groups() {
             true => [0xff, 0x7f, 0x0d, 0xc1],
             false => [0xff, 0x53, 0x0d, 0xc1],
         };
+        #[cfg(not(feature = "extensions"))]
+        let capabilities = [0, 0, 0x0d, 0xc1];
         assert_eq!(self.take(conn), capabilities, "the capabilities");
     }
 
@@ -130,12 +116,6 @@ impl SimServer {
     pub fn memory(&mut self) -> (usize, usize) {
         self.state.forget_read();
         (self.state.memory(), self.state.lent_bytes())
-    }
-
-    /// When the groups have something to do.
-    #[must_use]
-    pub fn next_group_timer(&self) -> Option<Duration> {
-        self.state.next_group_timer().map(Moment::since_start)
     }
 
     /// The bytes that the server has sent to a connection since the last call.
@@ -170,5 +150,31 @@ impl SimServer {
     fn check_invariants(&self) {
         #[cfg(any(test, debug_assertions))]
         self.state.check_invariants();
+    }
+}
+
+#[cfg(feature = "extensions")]
+impl SimServer {
+    /// A server with groups.
+    #[must_use]
+    pub fn new(groups: Box<dyn Groups>) -> Self {
+        Self {
+            state: StoreState::new(Some(groups)),
+            ..Self::default()
+        }
+    }
+
+    /// Sets the time since the start of the server.
+    pub fn at(&mut self, now: Duration) {
+        self.state.set_now(Moment::from(now));
+        self.state.end_silent(&mut self.outputs);
+        self.state.tick_groups(&mut self.outputs);
+        self.check_invariants();
+    }
+
+    /// When the groups have something to do.
+    #[must_use]
+    pub fn next_group_timer(&self) -> Option<Duration> {
+        self.state.next_group_timer().map(Moment::since_start)
     }
 }

@@ -161,6 +161,7 @@ proptest! {
 
 /// docs/spec/wire.md, 6.1: the known value of a waiter may be long. It stays in the buffer that received it, for any
 /// split of the request.
+#[cfg(feature = "extensions")]
 #[test]
 fn a_long_known_value_arrives_whole_however_it_is_cut() {
     let value = vec![7; 100_000];

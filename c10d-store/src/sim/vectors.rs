@@ -5,9 +5,12 @@ use c10d_conform::cases::{QUIRKS, SEVERAL, SINGLE};
 use serde_json::Value as Json;
 
 use super::SimServer;
-use crate::limits::WireLimits;
-use crate::raw_requests::RawRequests;
-use crate::wire::{Opcode, ReplyScan, RequestBuf, VALIDATION_MAGIC};
+#[cfg(feature = "extensions")]
+use crate::{
+    limits::WireLimits,
+    raw_requests::RawRequests,
+    wire::{Opcode, ReplyScan, RequestBuf, VALIDATION_MAGIC},
+};
 
 fn vectors(text: &str) -> impl Iterator<Item = Json> + '_ {
     text.lines()
@@ -316,6 +319,7 @@ fn quirks_of_pytorch_are_not_reproduced() {
 }
 
 /// The task of a relay: it finds the end of each reply by the requests alone.
+#[cfg(feature = "extensions")]
 #[test]
 fn recorded_replies_end_where_the_scan_of_replies_says() {
     let mut replies = 0;

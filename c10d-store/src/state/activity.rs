@@ -3,9 +3,10 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use crate::message::ConnectionId;
 use crate::message::Outline;
 use crate::moment::Moment;
-use crate::snapshot::{ConnectionId, ConnectionRecord, LastRequest, Version};
+use crate::snapshot::{ConnectionRecord, LastRequest, Version};
 use crate::wire::{Opcode, REFUSAL_NONCE};
 
 /// The bytes kept of the last request's first key. The keys of PyTorch's groups are shorter.

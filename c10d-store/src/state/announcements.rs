@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use crate::message::ConnectionId;
 use crate::moment::Moment;
-use crate::snapshot::{Announcement, ConnectionId};
+use crate::snapshot::Announcement;
 
 /// The most bytes of all announcements: those of 64 nodes with the longest ones, of thousands with usual ones.
 const TOTAL_BYTES_MAX: usize = 64 << 20;

@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::activity::{Activity, PastActivity};
-use crate::snapshot::{Closed, ConnectionId, ConnectionRecord, PendingWait};
+use crate::message::ConnectionId;
+use crate::snapshot::{Closed, ConnectionRecord, PendingWait};
 
 /// How many closed connections are kept at least: as many as a large job has ranks. About 3 MiB.
 pub(super) const CLOSED_KEPT: usize = 16_384;
@@ -72,8 +73,8 @@ impl ClosedConnections {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::message::CloseReason;
     use crate::moment::Moment;
-    use crate::snapshot::CloseReason;
 
     /// docs/spec/wire-extensions.md, ANNOUNCE 3.
     #[test]

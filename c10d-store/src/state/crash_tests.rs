@@ -13,8 +13,8 @@ use super::StoreState;
 use super::tests::{OwnedReply, Recorder};
 use crate::journal::batch::{Effect, effects};
 use crate::journal::format::FORMAT_VERSION;
+use crate::message::CloseReason;
 use crate::message::{ConnId, Extension, Keys, Payload, Replies, Reply, Request};
-use crate::snapshot::CloseReason;
 
 const CLIENTS: u64 = 4;
 

@@ -8,9 +8,10 @@ use super::activity::Activity;
 use super::closed::ClosedConnections;
 use super::image::{ConnectionImage, ConnectionsImage, MISSING_MAX, WaitImage};
 use super::waiters::Waiters;
+use crate::message::{CloseReason, ConnectionId};
 use crate::message::{ConnId, Outline};
 use crate::moment::Moment;
-use crate::snapshot::{CloseReason, Closed, ConnectionId, Counters, PendingWait};
+use crate::snapshot::{Closed, Counters, PendingWait};
 use crate::wire::Opcode;
 
 /// An open connection, or the place of one. Aligned, so that most requests touch one cache line of it, and reads

@@ -256,7 +256,7 @@ impl StoreState {
 
     fn end_absent(&mut self, id: OwnerId, replies: &mut impl Replies) {
         self.look_at_all();
-        self.requester = crate::snapshot::ConnectionId::default();
+        self.requester = crate::message::ConnectionId::default();
         let keys = self.owners.remove(id);
         self.end_keys(keys, replies);
     }

@@ -1,13 +1,225 @@
 //! Our extensions of PyTorch's store (docs/spec/wire-extensions.md): the checks before a request, and the dispatch of each
 //! extension to the file that carries it out.
 
-use super::owners::silence_max;
+use std::net::SocketAddr;
+
+use super::memory::most_growth_of_name;
+use super::owners::{Ownership, silence_max};
+use super::served_groups::ServedGroups;
+use super::slots::OWNERSHIP_BYTES;
+use super::sweeps::SCHEDULED_BYTES;
+use super::waiters::ListId;
 use super::{Refusal, StoreState};
-use crate::groups::GroupRequest;
-use crate::message::{ConnId, Extension, Replies, Request};
-use crate::snapshot::ConnectionId;
+use crate::groups::{GroupRequest, Groups};
+use crate::message::{CloseReason, ConnectionId};
+use crate::message::{ConnId, Extension, Keys, Outline, Replies, Request};
+use crate::snapshot::Closed;
+use crate::wire::reply_to_ping;
 
 impl StoreState {
+    /// An empty store.
+    pub(crate) fn new(groups: Option<Box<dyn Groups>>) -> Self {
+        Self {
+            groups: ServedGroups::new(groups),
+            ..Self::default()
+        }
+    }
+
+    /// Adds an accepted connection.
+    pub(crate) fn connect(&mut self, conn: ConnId, peer: SocketAddr) {
+        self.directory.connect(conn, peer, self.now);
+    }
+
+    /// A connection closes: its record is kept, and it is the writer of its wills.
+    pub(super) fn note_close(&mut self, conn: ConnId, reason: CloseReason) {
+        self.look_at_all();
+        let closed = Closed {
+            at: self.now.since_start(),
+            reason,
+        };
+        let announcements = &mut self.announcements;
+        let dropped = |dropped| announcements.forget(dropped);
+        let closed = self.directory.close(conn, closed, &self.waiters, dropped);
+        if let Some(closed) = closed {
+            self.announcements.close(closed);
+        }
+        self.requester = closed.unwrap_or_default();
+    }
+
+    /// Ends what a closed connection leaves to the extensions, its keys among them.
+    pub(super) fn end_extensions_of(&mut self, conn: ConnId, replies: &mut impl Replies) {
+        self.waiters.set_away(conn, None);
+        self.ended_waits.remove(&conn);
+        self.sweeps.forget(conn);
+        self.end_owner(conn, replies);
+        self.end_speaker(conn, replies);
+    }
+
+    /// The session of a connection has lost its link, or has a new link (docs/spec/wire-extensions.md, SESSION 11). A
+    /// connection that is away receives no element of a queue, and passes on a wakeup. A connection that returns
+    /// receives the available elements.
+    pub(crate) fn set_away(&mut self, conn: ConnId, is_away: bool, replies: &mut impl Replies) {
+        self.directory.keep(conn, &self.waiters);
+        if !self.waiters.set_away(conn, is_away.then_some(self.now)) {
+            return;
+        }
+        self.look_at_all();
+        if !is_away {
+            self.give_elements(conn, replies);
+        } else if !self.reserved_wakeups.is_empty() {
+            self.return_wakeup(conn, None, replies);
+        }
+    }
+
+    /// Removes a connection that has sent no request and belongs to another protocol, as if it had not been
+    /// accepted.
+    pub(crate) fn hand_over(&mut self, conn: ConnId) {
+        self.directory.hand_over(conn, &self.waiters);
+    }
+
+    /// The number of names that a connection waits for.
+    pub(crate) fn missing_names(&self, conn: ConnId) -> usize {
+        let waiting = self.waiters.waiting_of(conn);
+        waiting.map_or(0, |waiting| waiting.missing as usize)
+    }
+
+    /// The address of an open connection's peer.
+    pub(crate) fn peer(&self, conn: ConnId) -> Option<SocketAddr> {
+        self.directory.peer(conn)
+    }
+
+    /// Records a request, and who makes it.
+    #[inline]
+    pub(super) fn note_request(&mut self, conn: ConnId, outline: &Outline<'_>) {
+        let (now, waiters) = (self.now, &self.waiters);
+        let requester = self.directory.note_request(conn, outline, now, waiters);
+        self.requester = requester.unwrap_or_default();
+    }
+
+    /// The reply to a PING, which can ask for the capabilities.
+    pub(super) const fn answer_to_ping(&self, nonce: u32) -> u32 {
+        reply_to_ping(nonce, self.has_groups())
+    }
+
+    /// A deleted key has no owner any more.
+    pub(super) fn disown(&mut self, key: &[u8], ownership: &Ownership) {
+        self.owners.remove_key(ownership.owner, key);
+    }
+
+    /// Copies the records of the connections whose waits are about to change, if a snapshot needs them.
+    pub(super) fn keep_waiting_connections(&mut self, list: ListId) {
+        if self.directory.is_copying() {
+            for conn in self.waiters.connections_of(list) {
+                self.directory.keep(conn, &self.waiters);
+            }
+        }
+    }
+
+    /// The wait of a connection for news of a group has ended.
+    pub(super) fn poll_ended(&mut self, conn: ConnId) {
+        self.groups.wait_ended(conn);
+    }
+
+    /// Sets what the server keeps of sessions in its journal.
+    pub(crate) const fn set_carried_bytes(&mut self, bytes: usize) {
+        self.carried_bytes = bytes;
+    }
+
+    /// The most memory for announcements: they are no reason to refuse writes.
+    pub(super) fn announced_bytes_max(&self) -> usize {
+        self.memory_max.map_or(usize::MAX, |limit| limit / 8)
+    }
+
+    /// The memory of what only extensions need: owned keys, deletions, groups, announcements and sessions in the journal.
+    pub(super) fn extension_bytes(&self) -> usize {
+        self.carried_bytes
+            + self.groups.memory_bytes()
+            + self.slots.owned_bytes()
+            + self.sweeps.scheduled_bytes
+            + self.missed_ends.memory_bytes()
+            + self.announcements.total_bytes()
+    }
+
+    /// [`check_memory`](Self::check_memory) for a request that PyTorch's servers do not have.
+    fn check_memory_of(&self, conn: ConnId, extension: &Extension<'_>) -> Result<(), Refusal> {
+        match self.memory_max {
+            None => Ok(()),
+            Some(limit) if self.memory() + most_growth(extension) <= limit => Ok(()),
+            Some(limit) => {
+                let (growth, room) = self.growth_of_extension(conn, extension, limit);
+                self.check_room(growth, room, limit)
+            }
+        }
+    }
+
+    /// The growth of the data by a request, and how much the data may take with it.
+    fn growth_of_extension(
+        &self,
+        conn: ConnId,
+        extension: &Extension<'_>,
+        limit: usize,
+    ) -> (usize, usize) {
+        match extension {
+            Extension::WaitGet { keys } => (self.growth_of_wait(*keys), limit + limit / 8),
+            Extension::WaitChange { key, known, .. } => {
+                let keys: &[&[u8]] = &[*key];
+                let of_wait = self.growth_of_wait(Keys::from(keys));
+                (of_wait + known.as_bytes().len(), limit + limit / 8)
+            }
+            Extension::SetEphemeral {
+                key,
+                value,
+                will_key,
+                will_value,
+            } => {
+                let growth = self.growth_of_claim(conn, key, value);
+                let will = will_key.len() + will_value.len();
+                (growth.map_or(0, |growth| growth + will), limit)
+            }
+            Extension::DeletePrefix {
+                prefix,
+                delay_millis: 1..,
+            } => (SCHEDULED_BYTES + prefix.len(), limit),
+            Extension::Membership { bytes, .. } => (self.groups.growth_of(bytes), limit),
+            Extension::CompareExchange {
+                key,
+                expected,
+                desired,
+            } if self.compares_equal(key, expected) => {
+                (self.growth_of_set(key, desired.as_bytes()), limit)
+            }
+            Extension::TryAdd { key, .. } => (self.growth_of_name(key), limit),
+            _ => (0, limit),
+        }
+    }
+
+    /// The growth of the data by a claim, without the will; `None` if nothing changes.
+    fn growth_of_claim(&self, conn: ConnId, key: &[u8], value: &[u8]) -> Option<usize> {
+        let of_value = self.growth_of_set(key, value);
+        let slot = self.slots.get(key).filter(|slot| slot.stored.is_some());
+        let Some(slot) = slot else {
+            return Some(of_value + OWNERSHIP_BYTES);
+        };
+        let owner = slot.ownership.as_ref().map(|it| it.owner);
+        (owner.is_some() && owner == self.owners.of(conn)).then_some(of_value)
+    }
+
+    /// The number of connections.
+    #[cfg(debug_assertions)]
+    pub(super) fn connection_count(&self) -> usize {
+        self.directory.len()
+    }
+
+    /// Panics if an invariant of an extension is violated. `owned` is the number of keys with an owner.
+    #[cfg(any(test, debug_assertions))]
+    pub(super) fn check_extensions(&self, owned: usize) {
+        let owner_of = |key: &[u8]| Some(self.slots.get(key)?.ownership.as_ref()?.owner);
+        let listed = self.owners.check_invariants(owner_of);
+        assert_eq!(owned, listed, "an owner knows its keys");
+        self.directory.check_invariants();
+        self.groups.check_invariants();
+    }
+
     /// Whether [`check_request`](Self::check_request) has something to do.
     #[inline]
     pub(super) fn has_checks(&self) -> bool {
@@ -33,14 +245,20 @@ impl StoreState {
                 recorder.look_at_all();
             }
         }
-        let checked = self.check_memory(conn, request);
+        let (checked, can_report) = match request {
+            Request::Extension(extension) => {
+                let checked = self.check_memory_of(conn, extension);
+                (checked, extension.can_report())
+            }
+            _ => (self.check_memory(request), false),
+        };
         // A refused request also counts as a request: a wakeup passes to the next waiter.
         if !self.reserved_wakeups.is_empty() {
             self.return_wakeup(conn, Some(request), replies);
         }
         let was_ended = self.ended_waits.remove(&conn);
         match checked {
-            Err(Refusal::MemoryFull { used, limit }) if request.can_report() => {
+            Err(Refusal::MemoryFull { used, limit }) if can_report => {
                 self.report_full(conn, request, (used, limit), replies);
                 Ok(true)
             }
@@ -108,5 +326,21 @@ impl StoreState {
             }
         }
         Ok(())
+    }
+}
+
+/// An upper bound of the growth that a request can cause, without reading the data.
+fn most_growth(extension: &Extension<'_>) -> usize {
+    match extension {
+        Extension::CompareExchange { key, desired, .. } => {
+            most_growth_of_name(key, desired.as_bytes().len())
+        }
+        Extension::TryAdd { key, .. } => most_growth_of_name(key, 0),
+        Extension::WaitGet { .. }
+        | Extension::WaitChange { .. }
+        | Extension::SetEphemeral { .. }
+        | Extension::DeletePrefix { .. }
+        | Extension::Membership { .. } => usize::MAX / 2,
+        _ => 0,
     }
 }

@@ -9,9 +9,9 @@ use super::waiters::{Answer, Wants};
 use super::{Refusal, StoreState};
 use crate::groups::{GroupEffect, GroupRequest, Groups, NotAGroupRequest, RequestKind};
 use crate::journal::batch::Effect;
+use crate::message::ConnectionId;
 use crate::message::{ConnId, Keys, Replies, Reply};
 use crate::moment::Moment;
-use crate::snapshot::ConnectionId;
 use crate::wire::Opcode;
 
 impl StoreState {

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use super::activity::Activity;
 use super::closed::ClosedConnections;
-use super::stored::{Stored, Written};
+use super::slot::{Stored, Written};
 use super::waiters::Origin;
 use crate::moment::Moment;
 use crate::snapshot::{
@@ -96,6 +96,17 @@ impl KeysImage {
             previous: stored.previous,
         });
     }
+}
+
+/// The complete parts of a snapshot.
+#[derive(Debug)]
+pub(super) struct SnapshotInProgress {
+    pub(super) now: Moment,
+    pub(super) counters: Counters,
+    pub(super) announcements: Vec<Announcement>,
+    pub(super) groups: Vec<GroupRecord>,
+    pub(super) connections: Option<ConnectionsImage>,
+    pub(super) keys: Option<KeysImage>,
 }
 
 impl Image {

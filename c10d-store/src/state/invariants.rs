@@ -1,7 +1,7 @@
 //! The invariants between requests.
 
 use super::StoreState;
-use super::slots::ELEMENT_BYTES;
+use super::slot::ELEMENT_BYTES;
 use super::waiters::Wants;
 
 /// Debug builds check the invariants after each request while the store has at most this many items,
@@ -50,11 +50,7 @@ impl StoreState {
         assert_eq!(values, self.slots.value_count(), "the values are counted");
         assert_eq!(bytes, self.slots.stored_bytes(), "the bytes are counted");
         assert_eq!(queued, self.slots.queued_bytes(), "elements are counted");
-        let owner_of = |key: &[u8]| Some(self.slots.get(key)?.ownership.as_ref()?.owner);
-        let listed = self.owners.check_invariants(owner_of);
-        assert_eq!(owned, listed, "an owner knows its keys");
-        self.directory.check_invariants();
-        self.groups.check_invariants();
+        self.check_extensions(owned);
         assert!(self.woken.is_empty() && self.emptied.is_empty());
 
         self.waiters.check_invariants(|list, name, wants| {
@@ -87,7 +83,7 @@ impl StoreState {
 
     #[cfg(debug_assertions)]
     pub(super) fn check_invariants_sometimes(&self) {
-        let items = self.slots.len() + self.waiters.len() + self.directory.len();
+        let items = self.slots.len() + self.waiters.len() + self.connection_count();
         if items <= CHECKED_ITEMS_MAX {
             self.check_invariants();
         }

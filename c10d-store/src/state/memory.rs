@@ -2,10 +2,9 @@
 
 use std::collections::HashSet;
 
-use super::slots::{ELEMENT_BYTES, OWNERSHIP_BYTES, Slot};
-use super::sweeps::SCHEDULED_BYTES;
+use super::slot::{ELEMENT_BYTES, Slot};
 use super::{Refusal, StoreState};
-use crate::message::{ConnId, Extension, Keys, Request};
+use crate::message::{Keys, Request};
 use crate::stored_value::Value;
 
 /// The memory of a name besides its bytes and its value's bytes: a slot of the map, a third of whose capacity may be
@@ -27,21 +26,11 @@ impl StoreState {
         self.peer_bytes = bytes;
     }
 
-    /// Sets what the server keeps of sessions in its journal.
-    pub(crate) const fn set_carried_bytes(&mut self, bytes: usize) {
-        self.carried_bytes = bytes;
-    }
-
     /// About the memory of names, values, queues, waits, announcements, and the sessions in the journal, in bytes.
     pub(crate) fn memory(&self) -> usize {
-        self.carried_bytes
-            + self.groups.memory_bytes()
+        self.extension_bytes()
             + self.slots.stored_bytes()
             + self.slots.queued_bytes()
-            + self.slots.owned_bytes()
-            + self.sweeps.scheduled_bytes
-            + self.missed_ends.memory_bytes()
-            + self.announcements.total_bytes()
             + self.slots.len() * NAME_BYTES
             + self.waiters.len() * WAIT_BYTES
             + self.waiters.name_bytes()
@@ -51,11 +40,6 @@ impl StoreState {
     /// The limit on [`memory`](Self::memory).
     pub(crate) const fn memory_max(&self) -> Option<usize> {
         self.memory_max
-    }
-
-    /// The most memory for announcements: they are no reason to refuse writes.
-    pub(super) fn announced_bytes_max(&self) -> usize {
-        self.memory_max.map_or(usize::MAX, |limit| limit / 8)
     }
 
     /// The memory of long values that are not stored any more, but that replies may hold.
@@ -78,47 +62,18 @@ impl StoreState {
     /// # Errors
     /// [`Refusal::MemoryFull`].
     #[inline]
-    pub(super) fn check_memory(&self, conn: ConnId, request: &Request<'_>) -> Result<(), Refusal> {
+    pub(super) fn check_memory(&self, request: &Request<'_>) -> Result<(), Refusal> {
         match self.memory_max {
             None => Ok(()),
             Some(limit) if self.memory() + most_growth(request) <= limit => Ok(()),
-            Some(limit) => self.check_growth(conn, request, limit),
+            Some(limit) => self.check_growth(request, limit),
         }
     }
 
-    fn check_growth(
-        &self,
-        conn: ConnId,
-        request: &Request<'_>,
-        limit: usize,
-    ) -> Result<(), Refusal> {
+    fn check_growth(&self, request: &Request<'_>, limit: usize) -> Result<(), Refusal> {
         let used = self.memory();
         let (growth, room) = match request {
-            Request::Wait { keys } | Request::Extension(Extension::WaitGet { keys }) => {
-                (self.growth_of_wait(*keys), limit + limit / 8)
-            }
-            Request::Extension(Extension::WaitChange { key, known, .. }) => {
-                let keys: &[&[u8]] = &[*key];
-                let of_wait = self.growth_of_wait(Keys::from(keys));
-                (of_wait + known.as_bytes().len(), limit + limit / 8)
-            }
-            Request::Extension(Extension::SetEphemeral {
-                key,
-                value,
-                will_key,
-                will_value,
-            }) => {
-                let growth = self.growth_of_claim(conn, key, value);
-                let will = will_key.len() + will_value.len();
-                (growth.map_or(0, |growth| growth + will), limit)
-            }
-            Request::Extension(Extension::DeletePrefix {
-                prefix,
-                delay_millis: 1..,
-            }) => (SCHEDULED_BYTES + prefix.len(), limit),
-            Request::Extension(Extension::Membership { bytes, .. }) => {
-                (self.groups.growth_of(bytes), limit)
-            }
+            Request::Wait { keys } => (self.growth_of_wait(*keys), limit + limit / 8),
             Request::MultiSet { .. } => {
                 // The store copies its values while the request is still in memory, besides the requests and replies of other peers.
                 let reserve = peer_reserve(limit);
@@ -128,13 +83,24 @@ impl StoreState {
             }
             _ => (self.growth_of_write(request), limit),
         };
+        self.check_room(growth, room, limit)
+    }
+
+    /// Checks that the data may grow by this much, up to `room`. The error shows the limit.
+    pub(super) fn check_room(
+        &self,
+        growth: usize,
+        room: usize,
+        limit: usize,
+    ) -> Result<(), Refusal> {
+        let used = self.memory();
         if growth > 0 && used.saturating_add(growth) > room {
             return Err(Refusal::MemoryFull { used, limit });
         }
         Ok(())
     }
 
-    fn growth_of_wait(&self, keys: Keys<'_>) -> usize {
+    pub(super) fn growth_of_wait(&self, keys: Keys<'_>) -> usize {
         let missing = keys.iter().filter(|key| !self.has_value(key));
         // A WAIT_GET keeps its keys besides the names.
         missing
@@ -149,12 +115,7 @@ impl StoreState {
                 key,
                 expected,
                 desired,
-            }
-            | Request::Extension(Extension::CompareExchange {
-                key,
-                expected,
-                desired,
-            }) if self.compares_equal(key, expected) => self.growth_of_set(key, desired.as_bytes()),
+            } if self.compares_equal(key, expected) => self.growth_of_set(key, desired.as_bytes()),
             Request::Append { key, value } => self.growth_of_name(key) + value.as_bytes().len(),
             Request::MultiSet { pairs } => {
                 let mut blobs = pairs.iter();
@@ -167,32 +128,19 @@ impl StoreState {
             Request::QueuePush { key, value } => {
                 self.growth_of_name(key) + ELEMENT_BYTES + value.as_bytes().len()
             }
-            Request::Add { key, .. }
-            | Request::Extension(Extension::TryAdd { key, .. })
-            | Request::Barrier { key, .. } => self.growth_of_name(key),
+            Request::Add { key, .. } | Request::Barrier { key, .. } => self.growth_of_name(key),
             _ => 0,
         }
     }
 
-    /// The growth of the data by a claim, without the will; `None` if nothing changes.
-    fn growth_of_claim(&self, conn: ConnId, key: &[u8], value: &[u8]) -> Option<usize> {
-        let of_value = self.growth_of_set(key, value);
-        let slot = self.slots.get(key).filter(|slot| slot.stored.is_some());
-        let Some(slot) = slot else {
-            return Some(of_value + OWNERSHIP_BYTES);
-        };
-        let owner = slot.ownership.as_ref().map(|it| it.owner);
-        (owner.is_some() && owner == self.owners.of(conn)).then_some(of_value)
-    }
-
-    fn growth_of_set(&self, key: &[u8], value: &[u8]) -> usize {
+    pub(super) fn growth_of_set(&self, key: &[u8], value: &[u8]) -> usize {
         match self.slots.get(key).and_then(Slot::value) {
             Some(old) => value.len().saturating_sub(Value::as_bytes(old).len()),
             None => self.growth_of_name(key) + value.len(),
         }
     }
 
-    fn growth_of_name(&self, key: &[u8]) -> usize {
+    pub(super) fn growth_of_name(&self, key: &[u8]) -> usize {
         match self.slots.get(key) {
             Some(_) => 0,
             None => NAME_BYTES + key.len(),
@@ -205,9 +153,13 @@ pub(crate) fn peer_reserve(limit: usize) -> usize {
     (8 << 20).max(limit / 16)
 }
 
+/// An upper bound of the growth by a value of this many bytes, without reading the data.
+pub(super) const fn most_growth_of_name(key: &[u8], bytes: usize) -> usize {
+    NAME_BYTES + ELEMENT_BYTES + key.len() + bytes
+}
+
 /// An upper bound of the growth that a request can cause, without reading the data.
 fn most_growth(request: &Request<'_>) -> usize {
-    let of_bytes = |key: &[u8], bytes: usize| NAME_BYTES + ELEMENT_BYTES + key.len() + bytes;
     match request {
         Request::Set { key, value }
         | Request::Append { key, value }
@@ -216,29 +168,17 @@ fn most_growth(request: &Request<'_>) -> usize {
             key,
             desired: value,
             ..
-        }
-        | Request::Extension(Extension::CompareExchange {
-            key,
-            desired: value,
-            ..
-        }) => of_bytes(key, value.as_bytes().len()),
-        Request::Add { key, .. }
-        | Request::Extension(Extension::TryAdd { key, .. })
-        | Request::Barrier { key, .. } => of_bytes(key, 0),
-        Request::Wait { .. }
-        | Request::Extension(Extension::WaitGet { .. })
-        | Request::Extension(Extension::WaitChange { .. })
-        | Request::MultiSet { .. }
-        | Request::Extension(Extension::SetEphemeral { .. })
-        | Request::Extension(Extension::DeletePrefix { .. })
-        | Request::Extension(Extension::Membership { .. }) => usize::MAX / 2,
+        } => most_growth_of_name(key, value.as_bytes().len()),
+        Request::Add { key, .. } | Request::Barrier { key, .. } => most_growth_of_name(key, 0),
+        Request::Wait { .. } | Request::MultiSet { .. } => usize::MAX / 2,
         _ => 0,
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "extensions"))]
 mod tests {
     use super::*;
+    use crate::message::Extension;
     use crate::message::{ConnId, Payload};
     use crate::state::tests::{OwnedReply, Recorder};
 

@@ -4,81 +4,109 @@
 //! [`StoreState::handle`], and report every closed connection with [`StoreState::disconnect`]. Replies go to the
 //! caller's [`Replies`] in sending order. The behaviour is specified in docs/spec/wire.md, section 5.
 //!
-//! A snapshot starts with [`StoreState::start_snapshot`] and is copied in slices, between which requests continue.
+//! A snapshot starts with `StoreState::start_snapshot` and is copied in slices, between which requests continue.
 
+#[cfg(not(feature = "extensions"))]
+mod absent;
+#[cfg(feature = "extensions")]
 mod activity;
+#[cfg(feature = "extensions")]
 mod announcements;
+#[cfg(feature = "extensions")]
 mod closed;
-#[cfg(test)]
+#[cfg(feature = "extensions")]
+mod copies;
+#[cfg(all(test, feature = "extensions"))]
 mod crash_tests;
+#[cfg(feature = "extensions")]
 mod delete_prefix;
+#[cfg(feature = "extensions")]
 mod directory;
+#[cfg(feature = "extensions")]
 mod end_waits;
+#[cfg(feature = "extensions")]
 mod ephemeral;
-#[cfg(test)]
+#[cfg(all(test, feature = "extensions"))]
 mod ephemeral_tests;
+#[cfg(feature = "extensions")]
 mod extension;
+#[cfg(feature = "extensions")]
 mod groups;
 mod hashing;
+#[cfg(feature = "extensions")]
 mod image;
 #[cfg(any(test, debug_assertions))]
 mod invariants;
 mod lent;
 mod memory;
+#[cfg(feature = "extensions")]
 mod missed_ends;
-#[cfg(test)]
+#[cfg(all(test, feature = "extensions"))]
 mod missed_ends_tests;
-#[cfg(test)]
+#[cfg(all(test, feature = "extensions"))]
 mod model_tests;
 mod name_map;
+#[cfg(feature = "extensions")]
 mod outcomes;
+#[cfg(feature = "extensions")]
 mod owners;
 mod peak;
+#[cfg(feature = "extensions")]
 mod pending_wait;
+#[cfg(not(feature = "extensions"))]
+mod plain;
 mod pytorch;
+#[cfg(feature = "extensions")]
 mod queue_take;
+#[cfg(feature = "extensions")]
 mod recorder;
+#[cfg(feature = "extensions")]
 mod recovery;
+#[cfg(feature = "extensions")]
 mod served_groups;
+mod slot;
 mod slots;
-#[cfg(test)]
+#[cfg(all(test, feature = "extensions"))]
 mod snapshot_tests;
-mod stored;
-#[cfg(test)]
+#[cfg(feature = "extensions")]
+mod snapshots;
+#[cfg(all(test, feature = "extensions"))]
 mod sweep_tests;
+#[cfg(feature = "extensions")]
 mod sweeps;
-#[cfg(test)]
+#[cfg(all(test, feature = "extensions"))]
 mod tests;
+#[cfg(feature = "extensions")]
 mod wait_change;
+#[cfg(feature = "extensions")]
 mod wait_get;
 mod waiters;
-#[cfg(test)]
+#[cfg(all(test, feature = "extensions"))]
 mod work_tests;
 
 use std::collections::{HashMap, HashSet};
-use std::net::SocketAddr;
 use std::sync::Arc;
 
-use crate::groups::Groups;
-use crate::message::{ConnId, Replies, Reply};
+use crate::message::{CloseReason, ConnId, ConnectionId, Replies, Reply};
 use crate::moment::Moment;
-use crate::snapshot::{CloseReason, Closed, ConnectionId, Counters};
 use crate::wire::Opcode;
-use announcements::Announcements;
-use directory::Directory;
+#[cfg(not(feature = "extensions"))]
+use absent::{
+    self as copies, self as owners, self as pending_wait, self as recorder, self as sweeps,
+};
 use hashing::ConnHash;
-pub(crate) use image::Image;
-use image::{ConnectionsImage, KeysImage};
 pub(crate) use memory::peer_reserve;
-use missed_ends::MissedEnds;
-pub(crate) use owners::KeptClient;
-use owners::Owners;
 pub(crate) use recorder::Recorder;
-use served_groups::ServedGroups;
+use slot::Writer;
 use slots::{NotANumber, Slots};
-use stored::Writer;
-use sweeps::Sweeps;
-use waiters::{ListId, Origin, Waiters, Woken};
+use waiters::{Origin, Waiters, Woken};
+#[cfg(feature = "extensions")]
+use {
+    announcements::Announcements, directory::Directory, image::SnapshotInProgress,
+    missed_ends::MissedEnds, owners::Owners, served_groups::ServedGroups, sweeps::Sweeps,
+};
+#[cfg(feature = "extensions")]
+pub(crate) use {image::Image, owners::KeptClient, snapshots::SNAPSHOT_SLICE};
 
 /// Why a request is refused. The protocol has no error replies, so the connection is closed after the
 /// earlier replies. A refused request changes nothing.
@@ -114,21 +142,20 @@ const BYTES_PER_WORK: usize = 1024;
 /// The completed waits for which memory is kept.
 const WOKEN_KEPT: usize = 1024;
 
-/// The most keys of a snapshot, and the most queues. A job of 100,000 ranks has fewer.
-const SNAPSHOT_KEYS_MAX: usize = 262_144;
-
-/// A budget of [`StoreState::continue_snapshot`] that takes less than a millisecond.
-pub(crate) const SNAPSHOT_SLICE: usize = 4096;
-
 /// All names of the store with their values, queues and waiters, and the state of the connections.
 #[derive(Debug, Default)]
 pub(crate) struct StoreState {
     slots: Slots,
     waiters: Waiters,
+    #[cfg(feature = "extensions")]
     directory: Directory,
+    #[cfg(feature = "extensions")]
     announcements: Announcements,
+    #[cfg(feature = "extensions")]
     owners: Owners,
+    #[cfg(feature = "extensions")]
     sweeps: Sweeps,
+    #[cfg(feature = "extensions")]
     groups: ServedGroups,
     /// The current time, as last set by the server.
     now: Moment,
@@ -150,7 +177,9 @@ pub(crate) struct StoreState {
     reserved_wakeups: HashMap<ConnId, Box<[u8]>>,
     /// Connections whose wait END_WAITS has ended, and that have not sent their next request.
     ended_waits: HashSet<ConnId, ConnHash>,
+    #[cfg(feature = "extensions")]
     missed_ends: MissedEnds,
+    #[cfg(feature = "extensions")]
     snapshot: Option<Box<SnapshotInProgress>>,
     /// Scratch space, empty between calls.
     woken: Vec<Woken>,
@@ -160,31 +189,7 @@ pub(crate) struct StoreState {
     comparisons: u64,
 }
 
-/// The complete parts of a snapshot.
-#[derive(Debug)]
-struct SnapshotInProgress {
-    now: Moment,
-    counters: Counters,
-    announcements: Vec<crate::snapshot::Announcement>,
-    groups: Vec<crate::snapshot::GroupRecord>,
-    connections: Option<ConnectionsImage>,
-    keys: Option<KeysImage>,
-}
-
 impl StoreState {
-    /// An empty store.
-    pub(crate) fn new(groups: Option<Box<dyn Groups>>) -> Self {
-        Self {
-            groups: ServedGroups::new(groups),
-            ..Self::default()
-        }
-    }
-
-    /// Adds an accepted connection.
-    pub(crate) fn connect(&mut self, conn: ConnId, peer: SocketAddr) {
-        self.directory.connect(conn, peer, self.now);
-    }
-
     /// Removes a closed connection: its pending wait, a wakeup that it has not used, and its keys. Its record is kept,
     /// until 16,384 others have closed. A second call has no effect.
     pub(crate) fn disconnect(
@@ -193,49 +198,12 @@ impl StoreState {
         reason: CloseReason,
         replies: &mut impl Replies,
     ) {
-        self.look_at_all();
-        let closed = Closed {
-            at: self.now.since_start(),
-            reason,
-        };
-        let announcements = &mut self.announcements;
-        let dropped = |dropped| announcements.forget(dropped);
-        let closed = self.directory.close(conn, closed, &self.waiters, dropped);
-        if let Some(closed) = closed {
-            self.announcements.close(closed);
-        }
-        self.requester = closed.unwrap_or_default();
+        self.note_close(conn, reason);
         self.cancel(conn);
-        self.waiters.set_away(conn, None);
         if !self.reserved_wakeups.is_empty() {
             self.return_wakeup(conn, None, replies);
         }
-        self.ended_waits.remove(&conn);
-        self.sweeps.forget(conn);
-        self.end_owner(conn, replies);
-        self.end_speaker(conn, replies);
-    }
-
-    /// The session of a connection has lost its link, or has a new link (docs/spec/wire-extensions.md, SESSION 11). A
-    /// connection that is away receives no element of a queue, and passes on a wakeup. A connection that returns
-    /// receives the available elements.
-    pub(crate) fn set_away(&mut self, conn: ConnId, is_away: bool, replies: &mut impl Replies) {
-        self.directory.keep(conn, &self.waiters);
-        if !self.waiters.set_away(conn, is_away.then_some(self.now)) {
-            return;
-        }
-        self.look_at_all();
-        if !is_away {
-            self.give_elements(conn, replies);
-        } else if !self.reserved_wakeups.is_empty() {
-            self.return_wakeup(conn, None, replies);
-        }
-    }
-
-    /// Removes a connection that has sent no request and belongs to another protocol, as if it had not been
-    /// accepted.
-    pub(crate) fn hand_over(&mut self, conn: ConnId) {
-        self.directory.hand_over(conn, &self.waiters);
+        self.end_extensions_of(conn, replies);
     }
 
     /// Sets the current time.
@@ -246,17 +214,6 @@ impl StoreState {
     /// The current time.
     pub(crate) const fn now(&self) -> Moment {
         self.now
-    }
-
-    /// The totals, except those of bytes and of connections that were turned away.
-    pub(crate) fn counters(&self) -> Counters {
-        let mut counters = Counters::default();
-        self.directory.count(&mut counters);
-        counters.keys = self.slots.value_count();
-        counters.stored_bytes = self.slots.stored_bytes();
-        counters.waits = self.waiters.waiting();
-        counters.waits_cancelled = self.waits_cancelled;
-        counters
     }
 
     /// A measure of the work that all requests so far have caused, in units of about 100 ns: a request counts, as
@@ -273,86 +230,9 @@ impl StoreState {
         self.waiters.take_released() | self.peak.has_fallen_to(used)
     }
 
-    /// The number of announcements that there was no room for.
-    pub(crate) const fn announcements_ignored(&self) -> u64 {
-        self.announcements.ignored()
-    }
-
-    /// Starts a snapshot of the current moment, with these totals. A snapshot in progress is dropped.
-    pub(crate) fn start_snapshot(&mut self, counters: Counters) {
-        self.slots.start_copy(SNAPSHOT_KEYS_MAX);
-        self.directory.start_copy(&self.waiters);
-        self.snapshot = Some(Box::new(SnapshotInProgress {
-            now: self.now,
-            counters,
-            announcements: self.announcements.to_vec(),
-            groups: self.groups.records(self.now),
-            connections: None,
-            keys: None,
-        }));
-    }
-
-    /// Whether a snapshot is in progress.
-    pub(crate) const fn is_in_snapshot(&self) -> bool {
-        self.snapshot.is_some()
-    }
-
-    /// Continues the snapshot in progress by about `budget` records. Returns it once it is complete.
-    pub(crate) fn continue_snapshot(&mut self, mut budget: usize) -> Option<Image> {
-        let mut snapshot = self.snapshot.take()?;
-        if snapshot.connections.is_none() {
-            snapshot.connections = self.directory.copy_slice(&mut budget, &self.waiters);
-        }
-        if snapshot.connections.is_some() {
-            snapshot.keys = self.slots.copy_slice(&mut budget);
-        }
-        match *snapshot {
-            SnapshotInProgress {
-                now,
-                counters,
-                announcements,
-                groups,
-                connections: Some(connections),
-                keys: Some(keys),
-            } => Some(Image {
-                now,
-                is_kept: self.slots.recorder.is_some(),
-                counters,
-                announcements,
-                groups,
-                connections,
-                keys,
-            }),
-            unfinished => {
-                self.snapshot = Some(Box::new(unfinished));
-                None
-            }
-        }
-    }
-
-    /// Copies the records of the connections whose waits are about to change, if a snapshot needs them.
-    fn keep_waiting_connections(&mut self, list: ListId) {
-        if self.directory.is_copying() {
-            for conn in self.waiters.connections_of(list) {
-                self.directory.keep(conn, &self.waiters);
-            }
-        }
-    }
-
     /// The number of waiting connections.
     pub(crate) fn waiting(&self) -> usize {
         self.waiters.waiting()
-    }
-
-    /// The number of names that a connection waits for.
-    pub(crate) fn missing_names(&self, conn: ConnId) -> usize {
-        let waiting = self.waiters.waiting_of(conn);
-        waiting.map_or(0, |waiting| waiting.missing as usize)
-    }
-
-    /// The address of an open connection's peer.
-    pub(crate) fn peer(&self, conn: ConnId) -> Option<SocketAddr> {
-        self.directory.peer(conn)
     }
 
     /// Sends a piece of a reply, which waits for the position on which the request depends.

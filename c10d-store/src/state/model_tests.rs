@@ -9,9 +9,9 @@ use proptest::prelude::*;
 use super::StoreState;
 use super::tests::{OwnedReply, Recorder};
 use crate::decimal::parse_decimal;
+use crate::message::CloseReason;
 use crate::message::{ConnId, Extension, Keys, Payload, Request};
 use crate::sim::cases;
-use crate::snapshot::CloseReason;
 
 /// A request, or a disconnect.
 #[derive(Debug, Clone)]

@@ -1,7 +1,7 @@
 //! Writes that report their outcome (docs/spec/wire-extensions.md, sections 9.4, 9.5 and 9.14).
 
 use super::StoreState;
-use super::slots::Slot;
+use super::slot::Slot;
 use crate::message::{ConnId, Payload, Replies, Reply, Request};
 use crate::stored_value::Value;
 

@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::pending_wait::KnownValue;
-use super::slots::Slot;
+use super::slot::Slot;
 use super::waiters::{Answer, ListId, Wants, Woken};
 use super::{Refusal, StoreState, WOKEN_KEPT, count, work_of};
-use crate::message::{ConnId, Extension, Keys, Payload, Replies, Reply, Request};
+use crate::message::{ConnId, Keys, Payload, Replies, Reply, Request};
 use crate::stored_value::Value;
-use crate::wire::{Opcode, reply_to_ping};
+use crate::wire::Opcode;
 
 impl StoreState {
     /// Handles one request of `conn`.
@@ -24,9 +24,7 @@ impl StoreState {
         replies: &mut impl Replies,
     ) -> Result<(), Refusal> {
         let outline = request.outline();
-        let (now, waiters) = (self.now, &self.waiters);
-        let requester = self.directory.note_request(conn, &outline, now, waiters);
-        self.requester = requester.unwrap_or_default();
+        self.note_request(conn, &outline);
         self.work += 1 + outline.key_count as u64;
         if self.has_checks() && self.check_request(conn, &request, replies)? {
             return Ok(());
@@ -34,7 +32,7 @@ impl StoreState {
         match request {
             Request::Validate { .. } => return Err(Refusal::UnexpectedValidate),
             Request::Ping { nonce } => {
-                let nonce = reply_to_ping(nonce, self.has_groups());
+                let nonce = self.answer_to_ping(nonce);
                 self.reply(replies, conn, Reply::Nonce(nonce));
             }
             Request::Set { key, value } => self.set(key, value, replies),
@@ -85,6 +83,7 @@ impl StoreState {
                 self.reply(replies, conn, Reply::Integer(count(length)));
             }
             Request::ListKeys => self.list_keys(conn, replies),
+            #[cfg(feature = "extensions")]
             Request::Extension(extension) => self.extend(conn, extension, replies)?,
         }
         #[cfg(debug_assertions)]
@@ -128,6 +127,12 @@ impl StoreState {
         self.slots.get(key).is_some_and(Slot::exists)
     }
 
+    /// Whether the key has a value. An element of a queue is not a value.
+    pub(super) fn has_value(&self, key: &[u8]) -> bool {
+        let slot = self.slots.get(key);
+        slot.is_some_and(|slot| slot.stored.is_some())
+    }
+
     pub(super) fn queue(&self, key: &[u8]) -> Option<&VecDeque<Value>> {
         self.slots.get(key)?.queue.as_deref()
     }
@@ -138,7 +143,7 @@ impl StoreState {
             return false;
         };
         if let Some(ownership) = deleted.ownership {
-            self.owners.remove_key(ownership.owner, key);
+            self.disown(key, &ownership);
         }
         true
     }
@@ -242,6 +247,7 @@ impl StoreState {
     #[inline(always)] // Most requests.
     pub(super) fn reply_value(&mut self, conn: ConnId, key: &[u8], replies: &mut impl Replies) {
         let stored = self.slots.get(key).and_then(|slot| slot.stored.as_ref());
+        #[cfg(feature = "extensions")]
         if let Some(stored) = stored {
             self.directory.note_read(conn, stored.written.version.get());
         }
@@ -368,11 +374,8 @@ impl StoreState {
         };
         // Whether the queue has an element decides who is woken.
         let _ = self.queue(&queue);
-        match next {
-            Some(
-                Request::QueuePop { key } | Request::Extension(Extension::QueueTake { key, .. }),
-            ) if **key == *queue => {}
-            _ => self.offer_element(&queue, replies),
+        if next.and_then(Request::popped_queue) != Some(&*queue) {
+            self.offer_element(&queue, replies);
         }
     }
 
@@ -381,7 +384,7 @@ impl StoreState {
         let mut emptied = std::mem::take(&mut self.emptied);
         let answer = self.waiters.cancel(conn, &mut emptied);
         if let Some(Answer::Event) = &answer {
-            self.groups.wait_ended(conn);
+            self.poll_ended(conn);
         }
         for name in emptied.drain(..) {
             self.slots.remove_waiters(&name);

@@ -10,7 +10,8 @@ use std::cell::Cell;
 use std::collections::HashMap;
 
 use super::hashing::KeyHash;
-use crate::journal::batch::{BatchWriter, Effect};
+use crate::journal::batch::BatchWriter;
+pub(super) use crate::journal::batch::Effect;
 use crate::message::ConnId;
 
 /// A map with room for at most this many names keeps its memory.

@@ -3,14 +3,14 @@
 use super::StoreState;
 use super::owners::KeptClient;
 use super::recorder::Recorder;
-use super::slots::Slot;
-use super::stored::Writer;
+use super::slot::Slot;
+use super::slot::Writer;
 use crate::decimal::parse_decimal;
 use crate::journal::batch::{BatchWriter, Effect};
+use crate::message::ConnectionId;
 use crate::message::{ConnId, Payload, Replies, Reply};
 use crate::moment::Moment;
 use crate::session::SessionId;
-use crate::snapshot::ConnectionId;
 use crate::stored_value::Value;
 
 impl StoreState {

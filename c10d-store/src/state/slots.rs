@@ -3,31 +3,25 @@
 //! A snapshot copies them in slices. A slot that changes before its turn is copied first, so that all copies
 //! show the moment at which the snapshot started.
 
-use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
 use byteorder::{ByteOrder, LittleEndian};
 
-use super::image::KeysImage;
+use super::copies::Copying;
 use super::lent::Lent;
-use super::name_map::NameMap;
 use super::owners::Ownership;
-use super::recorder::{Mark, Recorder};
-use super::stored::{Stored, Writer, Written};
+use super::recorder::{Effect, Mark, Recorder};
+use super::slot::{ELEMENT_BYTES, Slot, SlotMap, Stored, Writer, Written};
+use super::sweeps::Sweeping;
 use super::waiters::ListId;
 use crate::decimal::{parse_decimal, write_decimal};
-use crate::journal::batch::{BatchWriter, CHUNK_BYTES, Effect};
 use crate::message::Payload;
 use crate::stored_value::Value;
+#[cfg(feature = "extensions")]
+use {super::image::KeysImage, super::sweeps::Sweep, crate::journal::batch::BatchWriter};
 
 /// The length word of an element in a reply.
 const LENGTH_BYTES: usize = 8;
-
-/// Copying this many bytes of a snapshot counts as much as visiting a slot.
-const BYTES_PER_VISIT: usize = 1024;
-
-/// The memory of an element of a queue besides its bytes, with the allocator's overhead.
-pub(super) const ELEMENT_BYTES: usize = 48;
 
 /// The memory of the ownership of a key besides its name and will, which are also kept at the owner.
 pub(super) const OWNERSHIP_BYTES: usize = 256;
@@ -42,56 +36,10 @@ const VISITS_PER_DELETION: usize = 8;
 #[derive(Debug)]
 pub(super) struct NotANumber;
 
-/// Everything under one name. Invariant: never entirely empty.
-#[derive(Debug, Default)]
-pub(super) struct Slot {
-    pub(super) stored: Option<Stored>,
-    /// Invariant: not empty.
-    #[expect(
-        clippy::box_collection,
-        reason = "few names have a queue, so the slots of the other names stay small"
-    )]
-    pub(super) queue: Option<Box<VecDeque<Value>>>,
-    pub(super) waiters: Option<ListId>,
-    /// Invariant: `None` without a value.
-    pub(super) ownership: Option<Box<Ownership>>,
-    /// The last [`Sweep`] that had begun when an element was pushed.
-    pushed_in: u32,
-    /// The last snapshot that has copied this slot, or need not.
-    copied_in: u32,
-    /// The last effect on the value and the queue that the journal was given.
-    changed: Mark,
-}
-
-impl Slot {
-    /// docs/spec/wire.md, CHECK: a value, or a queue that is not empty.
-    pub(super) const fn exists(&self) -> bool {
-        self.stored.is_some() || self.queue.is_some()
-    }
-
-    pub(super) const fn is_empty(&self) -> bool {
-        !self.exists() && self.waiters.is_none()
-    }
-
-    /// The bytes of the value and the elements.
-    fn bytes(&self) -> usize {
-        let elements = self.queue.iter().flat_map(|queue| queue.iter());
-        let values = self.value().into_iter().chain(elements);
-        values.map(|value| value.as_bytes().len()).sum()
-    }
-
-    pub(super) fn value(&self) -> Option<&Value> {
-        self.stored.as_ref().map(|stored| &stored.value)
-    }
-}
-
-/// Numbered, so that a snapshot can continue where it stopped, and a listing need not visit names without a value.
-type Map = NameMap<Slot>;
-
 #[derive(Debug, Default)]
 pub(super) struct Slots {
     /// Invariant: the first [`value_count`](Self::value_count) slots have a value, the remaining slots have none.
-    map: Map,
+    map: SlotMap,
     value_count: usize,
     /// The bytes of the values and of their keys.
     stored_bytes: usize,
@@ -119,126 +67,6 @@ pub(super) struct Slots {
 #[derive(Debug)]
 pub(super) struct Deleted {
     pub(super) ownership: Option<Box<Ownership>>,
-}
-
-/// A snapshot in progress.
-///
-/// It visits the slots from the last one down. A removal moves the last slot down into the gap, so an unvisited slot
-/// stays below `left`; a visited slot carries the snapshot's number and is not copied twice. Slots that change places
-/// are copied first.
-#[derive(Debug)]
-struct Copying {
-    target: Target,
-    /// The slots with a smaller index have not been visited.
-    left: usize,
-}
-
-/// A deletion of the names with a prefix that were not written since.
-#[derive(Debug, Clone)]
-pub(super) struct Sweep {
-    prefix: Arc<[u8]>,
-    /// Names with this prefix stay.
-    kept: Option<Arc<[u8]>>,
-    /// The number of writes when it began.
-    writes: u64,
-    number: u32,
-}
-
-impl Sweep {
-    fn deletes(&self, name: &[u8]) -> bool {
-        name.starts_with(&self.prefix)
-            && !self
-                .kept
-                .as_ref()
-                .is_some_and(|kept| name.starts_with(kept))
-    }
-
-    /// Whether it deletes the names with this prefix but some.
-    pub(super) fn keeps_of(&self, prefix: &[u8]) -> bool {
-        *self.prefix == *prefix && self.kept.is_some()
-    }
-}
-
-/// A deletion that is under way. It visits the slots as [`Copying`] does.
-#[derive(Debug)]
-struct Sweeping {
-    sweep: Sweep,
-    /// The slots with a smaller index have not been visited.
-    left: usize,
-    /// Names that were not visited, and whose slots have moved up, or whose queue is long.
-    moved: Vec<Arc<[u8]>>,
-    deleted: usize,
-}
-
-/// Whom a snapshot is for.
-#[derive(Debug)]
-enum Target {
-    /// A snapshot for observers.
-    Image { image: KeysImage, keys_max: usize },
-    /// The journal: everything.
-    Chunks(Chunks),
-}
-
-/// The finished chunks of a snapshot for the journal, and the one in progress.
-#[derive(Debug)]
-struct Chunks {
-    position: u64,
-    writer: BatchWriter,
-    finished: Vec<Vec<u8>>,
-}
-
-impl Copying {
-    #[cold]
-    fn copy(&mut self, key: &Arc<[u8]>, slot: &mut Slot, snapshot: u32) {
-        if slot.copied_in == snapshot {
-            return;
-        }
-        slot.copied_in = snapshot;
-        match &mut self.target {
-            Target::Image { image, keys_max } => copy_into_image(image, *keys_max, key, slot),
-            Target::Chunks(chunks) => chunks.copy(key, slot),
-        }
-    }
-}
-
-fn copy_into_image(image: &mut KeysImage, keys_max: usize, key: &Arc<[u8]>, slot: &Slot) {
-    if let Some(stored) = &slot.stored {
-        if image.keys.len() < keys_max {
-            image.push(key, stored);
-        } else {
-            image.left_out += 1;
-        }
-    }
-    if let Some(queue) = &slot.queue {
-        if image.queues.len() < keys_max {
-            image.queues.push((Arc::clone(key), queue.len()));
-        } else {
-            image.left_out += 1;
-        }
-    }
-}
-
-impl Chunks {
-    fn copy(&mut self, key: &[u8], slot: &Slot) {
-        let value = slot.value().map(Value::as_bytes);
-        let value = value.map(|value| Effect::Put { key, value });
-        let ownership = slot.ownership.as_ref().map(|it| it.effect(key));
-        let elements = slot.queue.iter().flat_map(|queue| queue.iter());
-        let elements = elements.map(Value::as_bytes);
-        let elements = elements.map(|element| Effect::Push { key, element });
-        for effect in value.into_iter().chain(ownership).chain(elements) {
-            self.writer.push(effect);
-            if self.writer.len() >= CHUNK_BYTES {
-                self.finish_chunk();
-            }
-        }
-    }
-
-    fn finish_chunk(&mut self) {
-        let memory = Vec::with_capacity(CHUNK_BYTES + CHUNK_BYTES / 8);
-        self.finished
-            .push(self.writer.finish(self.position, memory));
-    }
 }
 
 impl Slots {
@@ -439,20 +267,6 @@ impl Slots {
         }
     }
 
-    /// Gives the value of a name, which has one, an owner. Returns the name.
-    pub(super) fn own(&mut self, key: &[u8], ownership: Ownership) -> Arc<[u8]> {
-        let (index, slot) = find_or_insert(&mut self.map, &mut self.copy, self.snapshots, key);
-        debug_assert!(slot.stored.is_some(), "only a value has an owner");
-        if let Some(recorder) = &mut self.recorder {
-            slot.changed = recorder.record(slot.changed, ownership.effect(key));
-        }
-        self.owned_bytes += ownership_bytes(&ownership);
-        if let Some(before) = slot.ownership.replace(Box::new(ownership)) {
-            self.owned_bytes -= ownership_bytes(&before);
-        }
-        Arc::clone(self.map.at(index).0)
-    }
-
     /// Removes a value; `None` if there is none.
     pub(super) fn delete(&mut self, key: &[u8]) -> Option<Deleted> {
         let found = find(&mut self.map, &mut self.copy, self.snapshots, key);
@@ -516,92 +330,10 @@ impl Slots {
         }
         if let Some(sweep) = &mut self.sweep {
             for (from, to) in [(a, b), (b, a)] {
-                if (from..to).contains(&sweep.left.wrapping_sub(1))
-                    && sweep.sweep.deletes(self.map.at(from).0)
-                {
-                    sweep.moved.push(Arc::clone(self.map.at(from).0));
-                }
+                sweep.slot_moves(self.map.at(from).0, from, to);
             }
         }
         self.map.exchange(a, b);
-    }
-
-    /// Returns a deletion of the names with this prefix that begins now, except for names with the `kept` prefix.
-    pub(super) fn new_sweep(&mut self, prefix: &[u8], kept: Option<&[u8]>) -> Sweep {
-        self.sweeps = self.sweeps.saturating_add(1);
-        Sweep {
-            prefix: prefix.into(),
-            kept: kept.map(Arc::from),
-            writes: self.writes,
-            number: self.sweeps,
-        }
-    }
-
-    /// Starts a deletion: from now on, [`sweep`](Self::sweep) deletes its names.
-    pub(super) fn start_sweep(&mut self, sweep: Sweep) {
-        self.sweep = Some(Box::new(Sweeping {
-            sweep,
-            left: self.map.len(),
-            moved: Vec::new(),
-            deleted: 0,
-        }));
-    }
-
-    /// Continues a deletion, for at most this many visits. Reports the owned values that it deletes. Returns the number of
-    /// deleted names once all are.
-    pub(super) fn sweep(
-        &mut self,
-        mut budget: usize,
-        mut disowned: impl FnMut(&[u8], &Ownership),
-    ) -> Option<usize> {
-        while budget > 0 {
-            let sweep = self.sweep.as_mut()?;
-            let name = if let Some(name) = sweep.moved.pop() {
-                name
-            } else {
-                sweep.left = sweep.left.min(self.map.len());
-                let Some(at) = sweep.left.checked_sub(1) else {
-                    return Some(self.sweep.take()?.deleted);
-                };
-                sweep.left = at;
-                budget -= 1;
-                let (name, _) = self.map.at(at);
-                if !sweep.sweep.deletes(name) {
-                    continue;
-                }
-                Arc::clone(name)
-            };
-            let Some(slot) = self.map.get(&name) else {
-                continue;
-            };
-            let Sweep { writes, number, .. } = sweep.sweep;
-            let is_old = |stored: &Stored| stored.written.version.get() <= writes;
-            let deletes_value = slot.stored.as_ref().is_some_and(is_old);
-            let deletes_queue = slot.queue.is_some() && slot.pushed_in < number;
-            if deletes_queue {
-                let taken = self.take(&name, ELEMENTS_PER_VISIT, usize::MAX);
-                budget = budget.saturating_sub(taken.len());
-                if self.map.get(&name).is_some_and(|it| it.queue.is_some())
-                    && let Some(sweep) = &mut self.sweep
-                {
-                    sweep.moved.push(name);
-                    continue;
-                }
-            }
-            if deletes_value
-                && let Some(deleted) = self.delete(&name)
-                && let Some(ownership) = &deleted.ownership
-            {
-                disowned(&name, ownership);
-            }
-            if (deletes_value || deletes_queue)
-                && let Some(sweep) = &mut self.sweep
-            {
-                sweep.deleted += 1;
-                budget = budget.saturating_sub(VISITS_PER_DELETION);
-            }
-        }
-        None
     }
 
     /// Adds an element to a queue. Returns the waiters of the name.
@@ -638,6 +370,53 @@ impl Slots {
         element
     }
 
+    /// The list of the waiters of a name; `new_list` makes one if there is none.
+    pub(super) fn waiters_of(
+        &mut self,
+        key: &[u8],
+        new_list: impl FnOnce(Arc<[u8]>) -> ListId,
+    ) -> ListId {
+        // Waiters are not part of a slot's copy.
+        let index = self
+            .map
+            .number_of(key)
+            .unwrap_or_else(|| insert(&mut self.map, self.snapshots, key));
+        let (name, slot) = self.map.at_mut(index);
+        *slot
+            .waiters
+            .get_or_insert_with(|| new_list(Arc::clone(name)))
+    }
+
+    /// The last waiter of a name was removed.
+    pub(super) fn remove_waiters(&mut self, name: &[u8]) {
+        if let Some(index) = self.map.number_of(name) {
+            self.map.at_mut(index).1.waiters = None;
+            self.remove_if_empty(index);
+        }
+    }
+
+    const fn next_write(&mut self, writer: Writer) -> Written {
+        self.writes += 1;
+        Written::new(self.writes, writer)
+    }
+}
+
+#[cfg(feature = "extensions")]
+impl Slots {
+    /// Gives the value of a name, which has one, an owner. Returns the name.
+    pub(super) fn own(&mut self, key: &[u8], ownership: Ownership) -> Arc<[u8]> {
+        let (index, slot) = find_or_insert(&mut self.map, &mut self.copy, self.snapshots, key);
+        debug_assert!(slot.stored.is_some(), "only a value has an owner");
+        if let Some(recorder) = &mut self.recorder {
+            slot.changed = recorder.record(slot.changed, ownership.effect(key));
+        }
+        self.owned_bytes += ownership_bytes(&ownership);
+        if let Some(before) = slot.ownership.replace(Box::new(ownership)) {
+            self.owned_bytes -= ownership_bytes(&before);
+        }
+        Arc::clone(self.map.at(index).0)
+    }
+
     /// Removes elements from the head of a queue: at most `max`, and together with a length word each at most
     /// `bytes_max`, but at least one if the queue has any.
     pub(super) fn take(&mut self, key: &[u8], max: usize, bytes_max: usize) -> Vec<Value> {
@@ -671,115 +450,102 @@ impl Slots {
         taken
     }
 
-    /// The list of the waiters of a name; `new_list` makes one if there is none.
-    pub(super) fn waiters_of(
-        &mut self,
-        key: &[u8],
-        new_list: impl FnOnce(Arc<[u8]>) -> ListId,
-    ) -> ListId {
-        // Waiters are not part of a slot's copy.
-        let index = self
-            .map
-            .number_of(key)
-            .unwrap_or_else(|| insert(&mut self.map, self.snapshots, key));
-        let (name, slot) = self.map.at_mut(index);
-        *slot
-            .waiters
-            .get_or_insert_with(|| new_list(Arc::clone(name)))
+    /// Returns a deletion of the names with this prefix that begins now, except for names with the `kept` prefix.
+    pub(super) fn new_sweep(&mut self, prefix: &[u8], kept: Option<&[u8]>) -> Sweep {
+        self.sweeps = self.sweeps.saturating_add(1);
+        Sweep::new(prefix, kept, self.writes, self.sweeps)
     }
 
-    /// The last waiter of a name was removed.
-    pub(super) fn remove_waiters(&mut self, name: &[u8]) {
-        if let Some(index) = self.map.number_of(name) {
-            self.map.at_mut(index).1.waiters = None;
-            self.remove_if_empty(index);
+    /// Starts a deletion: from now on, [`sweep`](Self::sweep) deletes its names.
+    pub(super) fn start_sweep(&mut self, sweep: Sweep) {
+        self.sweep = Some(Box::new(Sweeping::new(sweep, self.map.len())));
+    }
+
+    /// Continues a deletion, for at most this many visits. Reports the owned values that it deletes. Returns the number of
+    /// deleted names once all are.
+    pub(super) fn sweep(
+        &mut self,
+        mut budget: usize,
+        mut disowned: impl FnMut(&[u8], &Ownership),
+    ) -> Option<usize> {
+        while budget > 0 {
+            let sweep = self.sweep.as_mut()?;
+            let Some(name) = sweep.next_name(&self.map, &mut budget) else {
+                let is_done = sweep.is_done();
+                return is_done.then(|| self.sweep.take().map_or(0, |it| it.deleted));
+            };
+            let Some(slot) = self.map.get(&name) else {
+                continue;
+            };
+            let deletes_value = sweep.deletes_value(slot);
+            let deletes_queue = sweep.deletes_queue(slot);
+            if deletes_queue {
+                let taken = self.take(&name, ELEMENTS_PER_VISIT, usize::MAX);
+                budget = budget.saturating_sub(taken.len());
+                if self.map.get(&name).is_some_and(|it| it.queue.is_some())
+                    && let Some(sweep) = &mut self.sweep
+                {
+                    sweep.visit_later(name);
+                    continue;
+                }
+            }
+            if deletes_value
+                && let Some(deleted) = self.delete(&name)
+                && let Some(ownership) = &deleted.ownership
+            {
+                disowned(&name, ownership);
+            }
+            if (deletes_value || deletes_queue)
+                && let Some(sweep) = &mut self.sweep
+            {
+                sweep.deleted += 1;
+                budget = budget.saturating_sub(VISITS_PER_DELETION);
+            }
         }
+        None
     }
 
     /// Starts a snapshot of the current moment, with at most this many keys and as many queues. A snapshot in
     /// progress is dropped.
     pub(super) fn start_copy(&mut self, keys_max: usize) {
         let keys = self.value_count.min(keys_max);
-        self.start_copy_for(Target::Image {
-            image: KeysImage::with_capacity(keys, self.stored_bytes),
-            keys_max,
-        });
+        let image = KeysImage::with_capacity(keys, self.stored_bytes);
+        self.copy_by(Copying::for_observers(self.map.len(), image, keys_max));
     }
 
     /// Starts a snapshot of the current moment for the journal, which has this position, after everything that is
     /// already written. A snapshot in progress is dropped.
     pub(super) fn start_chunks(&mut self, position: u64, writer: BatchWriter) {
-        self.start_copy_for(Target::Chunks(Chunks {
-            position,
-            writer,
-            finished: Vec::new(),
-        }));
+        self.copy_by(Copying::for_journal(self.map.len(), position, writer));
     }
 
-    fn start_copy_for(&mut self, target: Target) {
+    fn copy_by(&mut self, copy: Copying) {
         self.snapshots = self.snapshots.wrapping_add(1);
-        self.copy = Some(Box::new(Copying {
-            target,
-            left: self.map.len(),
-        }));
+        self.copy = Some(Box::new(copy));
     }
 
     /// Visits at most `budget` slots, and takes them off it. Returns the copy once it is complete.
     pub(super) fn copy_slice(&mut self, budget: &mut usize) -> Option<KeysImage> {
-        if !self.visit_slots(budget) {
+        let copy = self.copy.as_mut()?;
+        if !copy.visit_slots(&mut self.map, self.snapshots, budget) {
             return None;
         }
-        match self.copy.take()?.target {
-            Target::Image { image, .. } => Some(image),
-            Target::Chunks(_) => None,
-        }
+        self.copy.take()?.into_image()
     }
 
     /// Continues a snapshot for the journal. Returns the finished chunks, and whether they are the last.
     pub(super) fn copy_chunks(&mut self, mut budget: usize) -> (Vec<Vec<u8>>, bool) {
-        let is_done = self.visit_slots(&mut budget);
-        let Some(Copying {
-            target: Target::Chunks(chunks),
-            ..
-        }) = self.copy.as_deref_mut()
-        else {
+        let Some(copy) = &mut self.copy else {
             return (Vec::new(), false);
         };
-        if is_done && !chunks.writer.is_empty() {
-            chunks.finish_chunk();
-        }
-        let finished = std::mem::take(&mut chunks.finished);
+        let is_done = copy.visit_slots(&mut self.map, self.snapshots, &mut budget);
+        let Some(finished) = copy.take_chunks(is_done) else {
+            return (Vec::new(), false);
+        };
         if is_done {
             self.copy = None;
         }
         (finished, is_done)
-    }
-
-    /// Copies slots until the budget is used up or all are copied. Returns whether all are.
-    fn visit_slots(&mut self, budget: &mut usize) -> bool {
-        let Some(copy) = self.copy.as_mut() else {
-            return false;
-        };
-        copy.left = copy.left.min(self.map.len());
-        while copy.left > 0 {
-            if *budget == 0 {
-                return false;
-            }
-            copy.left -= 1;
-            let mut cost = 1;
-            let (key, slot) = self.map.at_mut(copy.left);
-            if matches!(copy.target, Target::Chunks(_)) {
-                cost += slot.bytes() / BYTES_PER_VISIT;
-            }
-            copy.copy(key, slot, self.snapshots);
-            *budget = budget.saturating_sub(cost);
-        }
-        true
-    }
-
-    const fn next_write(&mut self, writer: Writer) -> Written {
-        self.writes += 1;
-        Written::new(self.writes, writer)
     }
 }
 
@@ -791,7 +557,7 @@ const fn ownership_bytes(ownership: &Ownership) -> usize {
 /// The slot of a name with its index, for a change: a snapshot in progress copies it first.
 #[inline]
 fn find<'m>(
-    map: &'m mut Map,
+    map: &'m mut SlotMap,
     copy: &mut Option<Box<Copying>>,
     snapshot: u32,
     key: &[u8],
@@ -807,7 +573,7 @@ fn find<'m>(
 /// [`find`], or a new slot.
 #[inline]
 fn find_or_insert<'m>(
-    map: &'m mut Map,
+    map: &'m mut SlotMap,
     copy: &mut Option<Box<Copying>>,
     snapshot: u32,
     key: &[u8],
@@ -824,7 +590,7 @@ fn find_or_insert<'m>(
 }
 
 /// Adds a slot, and returns its index. It does not belong to a snapshot that has started.
-fn insert(map: &mut Map, snapshot: u32, key: &[u8]) -> usize {
+fn insert(map: &mut SlotMap, snapshot: u32, key: &[u8]) -> usize {
     let slot = Slot {
         copied_in: snapshot,
         ..Slot::default()

@@ -9,9 +9,9 @@ use super::StoreState;
 use super::recovery::recovered;
 use super::sweeps::SCHEDULED_MAX;
 use super::tests::{OwnedReply, Recorder, push, set};
+use crate::message::CloseReason;
 use crate::message::{ConnId, Extension, Keys, Request};
 use crate::moment::Moment;
-use crate::snapshot::CloseReason;
 
 const A: u64 = 1;
 const B: u64 = 2;

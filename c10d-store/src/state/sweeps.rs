@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::slots::Sweep;
+use super::slot::{Slot, SlotMap};
 use crate::journal::batch::{BatchWriter, Effect};
 use crate::message::ConnId;
 use crate::moment::Moment;
@@ -14,6 +14,110 @@ pub(super) const SCHEDULED_MAX: usize = 4096;
 
 /// The memory of a scheduled prefix besides its bytes.
 pub(super) const SCHEDULED_BYTES: usize = 256;
+
+/// A deletion of the names with a prefix that were not written since.
+#[derive(Debug, Clone)]
+pub(super) struct Sweep {
+    prefix: Arc<[u8]>,
+    /// Names with this prefix stay.
+    kept: Option<Arc<[u8]>>,
+    /// The number of writes when it began.
+    writes: u64,
+    number: u32,
+}
+
+impl Sweep {
+    /// Begins after this many writes, as the deletion with this number.
+    pub(super) fn new(prefix: &[u8], kept: Option<&[u8]>, writes: u64, number: u32) -> Self {
+        Self {
+            prefix: prefix.into(),
+            kept: kept.map(Arc::from),
+            writes,
+            number,
+        }
+    }
+
+    fn deletes(&self, name: &[u8]) -> bool {
+        name.starts_with(&self.prefix)
+            && !self
+                .kept
+                .as_ref()
+                .is_some_and(|kept| name.starts_with(kept))
+    }
+
+    /// Whether it deletes the names with this prefix but some.
+    pub(super) fn keeps_of(&self, prefix: &[u8]) -> bool {
+        *self.prefix == *prefix && self.kept.is_some()
+    }
+}
+
+/// A deletion that is under way. It visits the slots as [`Copying`](super::copies::Copying) does.
+#[derive(Debug)]
+pub(super) struct Sweeping {
+    sweep: Sweep,
+    /// The slots with a smaller index have not been visited.
+    left: usize,
+    /// Names that were not visited, and whose slots have moved up, or whose queue is long.
+    moved: Vec<Arc<[u8]>>,
+    pub(super) deleted: usize,
+}
+
+impl Sweeping {
+    /// Starts to visit this many slots.
+    pub(super) const fn new(sweep: Sweep, slots: usize) -> Self {
+        Self {
+            sweep,
+            left: slots,
+            moved: Vec::new(),
+            deleted: 0,
+        }
+    }
+
+    /// A slot changes its place.
+    pub(super) fn slot_moves(&mut self, name: &Arc<[u8]>, from: usize, to: usize) {
+        if (from..to).contains(&self.left.wrapping_sub(1)) && self.sweep.deletes(name) {
+            self.visit_later(Arc::clone(name));
+        }
+    }
+
+    /// Visits a name again.
+    pub(super) fn visit_later(&mut self, name: Arc<[u8]>) {
+        self.moved.push(name);
+    }
+
+    /// The next name with the prefix; `None` if the budget is used up, or all names were visited.
+    pub(super) fn next_name(&mut self, map: &SlotMap, budget: &mut usize) -> Option<Arc<[u8]>> {
+        if let Some(name) = self.moved.pop() {
+            return Some(name);
+        }
+        self.left = self.left.min(map.len());
+        while self.left > 0 && *budget > 0 {
+            self.left -= 1;
+            *budget -= 1;
+            let (name, _) = map.at(self.left);
+            if self.sweep.deletes(name) {
+                return Some(Arc::clone(name));
+            }
+        }
+        None
+    }
+
+    /// Whether all names were visited.
+    pub(super) const fn is_done(&self) -> bool {
+        self.left == 0 && self.moved.is_empty()
+    }
+
+    /// Whether the value was not written since the deletion began.
+    pub(super) fn deletes_value(&self, slot: &Slot) -> bool {
+        let written = slot.stored.as_ref().map(|stored| stored.written.version);
+        written.is_some_and(|version| version.get() <= self.sweep.writes)
+    }
+
+    /// Whether no element was pushed since the deletion began.
+    pub(super) const fn deletes_queue(&self, slot: &Slot) -> bool {
+        slot.queue.is_some() && slot.pushed_in < self.sweep.number
+    }
+}
 
 /// The deletions in progress, the first of them under way, and the scheduled deletions.
 #[derive(Debug, Default)]

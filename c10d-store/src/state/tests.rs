@@ -4,8 +4,8 @@ use byteorder::{ByteOrder, LittleEndian};
 
 use super::{Refusal, StoreState};
 use crate::known::Known;
+use crate::message::CloseReason;
 use crate::message::{ConnId, Extension, Keys, Payload, Replies, Reply, Request};
-use crate::snapshot::CloseReason;
 
 mod away;
 mod one_wait;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::StoreState;
 use super::pending_wait::{KnownValue, WantedKeys};
-use super::slots::Slot;
+use super::slot::Slot;
 use super::waiters::{Answer, Wants};
 use crate::known::Known;
 use crate::message::{ConnId, Keys, Payload, Replies, Reply};

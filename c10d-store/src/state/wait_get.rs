@@ -7,12 +7,6 @@ use crate::message::{ConnId, Keys, Replies, Reply};
 use crate::wire::Opcode;
 
 impl StoreState {
-    /// Whether the key has a value. An element of a queue is not a value.
-    pub(super) fn has_value(&self, key: &[u8]) -> bool {
-        let slot = self.slots.get(key);
-        slot.is_some_and(|slot| slot.stored.is_some())
-    }
-
     /// docs/spec/wire-extensions.md, WAIT_GET: answered as soon as all values exist at the same moment.
     pub(super) fn wait_get(&mut self, conn: ConnId, keys: Keys<'_>, replies: &mut impl Replies) {
         self.cancel(conn);

@@ -7,11 +7,12 @@ use byteorder::{ByteOrder, LittleEndian};
 
 use super::blob::{Blobs, LENGTH_BYTES};
 use super::error::{WireError, WireErrorKind};
-use super::opcode::{ANY_LENGTH, Field, Opcode};
+use super::opcode::{ANY_LENGTH, Field, HELLO_BYTES, Opcode};
 use crate::limits::WireLimits;
-use crate::message::{Extension, Keys, Payload, Request};
-use crate::session::Hello;
+use crate::message::{Keys, Payload, Request};
 use crate::stored_value::{SHARED_VALUE_BYTES_MIN, Value};
+#[cfg(feature = "extensions")]
+use crate::{message::Extension, session::Hello};
 
 /// The longest announcement of ANNOUNCE in bytes: enough for the workers of a node.
 pub const ANNOUNCEMENT_BYTES_MAX: usize = 256 << 10;
@@ -96,7 +97,7 @@ impl FrameScan {
             let (start, end) = match field {
                 Field::U32 => (start, start + 4),
                 Field::I64 | Field::U64 => (start, start + 8),
-                Field::Hello => (start, start + Hello::BYTES),
+                Field::Hello => (start, start + HELLO_BYTES),
                 Field::Key | Field::Value => match self.blob_end(bytes, start, *field, limits)? {
                     Ok(end) => (start + LENGTH_BYTES, end),
                     Err(need) => return Ok(need),
@@ -160,11 +161,13 @@ impl FrameScan {
                 expected: arg(1),
                 desired: value,
             },
+            #[cfg(feature = "extensions")]
             Opcode::CompareExchange => Request::Extension(Extension::CompareExchange {
                 key: arg(0),
                 expected: arg(1),
                 desired: value,
             }),
+            #[cfg(feature = "extensions")]
             Opcode::WaitChange => Request::Extension(Extension::WaitChange {
                 key: arg(0),
                 offset: read_position(arg(1)),
@@ -353,10 +356,14 @@ impl<'a> Frame<'a> {
                 key: self.arg(0),
                 world_size: LittleEndian::read_i64(self.arg(1)),
             },
+            #[cfg(feature = "extensions")]
             _ => Request::Extension(self.extension()),
+            #[cfg(not(feature = "extensions"))]
+            _ => unreachable!("the scan refuses other commands"),
         }
     }
 
+    #[cfg(feature = "extensions")]
     fn extension(&self) -> Extension<'a> {
         match self.opcode {
             Opcode::CompareExchange => Extension::CompareExchange {
@@ -405,7 +412,7 @@ impl<'a> Frame<'a> {
             },
             _ => {
                 debug_assert_eq!(self.opcode, Opcode::Session);
-                let mut hello = [0; Hello::BYTES];
+                let mut hello = [0; HELLO_BYTES];
                 hello.copy_from_slice(self.arg(0));
                 Extension::Session(Hello::decode(&hello))
             }
@@ -481,46 +488,52 @@ mod tests {
         }
     }
 
+    fn refused(build: impl Fn(&mut RequestBuf<'_>)) -> WireError {
+        let mut request = RequestBuf::new();
+        build(&mut request);
+        FrameScan::default()
+            .advance(&request.to_bytes(), &WireLimits::default())
+            .expect_err("too long")
+    }
+
+    #[cfg(feature = "extensions")]
+    #[test]
+    fn arguments_of_extensions_are_checked_on_the_length_word() {
+        let (bytes, bytes_max) = ((8 << 20) + 1, 8 << 20);
+        let error = refused(|r| {
+            r.opcode(Opcode::WaitChange).raw_key(b"k");
+            r.u64(0).u64(ANY_LENGTH).count((8 << 20) + 1);
+        });
+        assert_eq!(error.kind, WireErrorKind::ValueTooLong { bytes, bytes_max });
+        let error = refused(|r| {
+            r.opcode(Opcode::Announce).count((256 << 10) + 1);
+        });
+        let (bytes, bytes_max) = ((256 << 10) + 1, 256 << 10);
+        assert_eq!(error.kind, WireErrorKind::ValueTooLong { bytes, bytes_max });
+        let error = refused(|r| {
+            r.opcode(Opcode::QueueTake).raw_key(b"q").count(0);
+        });
+        assert_eq!(error.kind, WireErrorKind::NothingToTake);
+        let error = refused(|r| {
+            r.opcode(Opcode::DeletePrefix).count(0);
+        });
+        assert_eq!(error.kind, WireErrorKind::EmptyPrefix);
+    }
+
     #[test]
     fn limits_are_checked_on_the_length_word() {
-        let limits = WireLimits::default();
-        let refused = |build: &dyn Fn(&mut RequestBuf<'_>)| {
-            let mut request = RequestBuf::new();
-            build(&mut request);
-            FrameScan::default()
-                .advance(&request.to_bytes(), &limits)
-                .expect_err("too long")
-        };
-        let error = refused(&|r| {
+        let error = refused(|r| {
             r.opcode(Opcode::Set).count(8193);
         });
         let (bytes, bytes_max) = (8193, 8192);
         assert_eq!(error.kind, WireErrorKind::KeyTooLong { bytes, bytes_max });
         assert_eq!((error.opcode, error.offset), (Some(Opcode::Set), 1));
-        let error = refused(&|r| {
+        let error = refused(|r| {
             r.opcode(Opcode::Append).raw_key(b"k").count((8 << 20) + 1);
         });
         let (bytes, bytes_max) = ((8 << 20) + 1, 8 << 20);
         assert_eq!(error.kind, WireErrorKind::ValueTooLong { bytes, bytes_max });
-        let error = refused(&|r| {
-            r.opcode(Opcode::WaitChange).raw_key(b"k");
-            r.u64(0).u64(ANY_LENGTH).count((8 << 20) + 1);
-        });
-        assert_eq!(error.kind, WireErrorKind::ValueTooLong { bytes, bytes_max });
-        let error = refused(&|r| {
-            r.opcode(Opcode::Announce).count((256 << 10) + 1);
-        });
-        let (bytes, bytes_max) = ((256 << 10) + 1, 256 << 10);
-        assert_eq!(error.kind, WireErrorKind::ValueTooLong { bytes, bytes_max });
-        let error = refused(&|r| {
-            r.opcode(Opcode::QueueTake).raw_key(b"q").count(0);
-        });
-        assert_eq!(error.kind, WireErrorKind::NothingToTake);
-        let error = refused(&|r| {
-            r.opcode(Opcode::DeletePrefix).count(0);
-        });
-        assert_eq!(error.kind, WireErrorKind::EmptyPrefix);
-        let error = refused(&|r| {
+        let error = refused(|r| {
             r.opcode(Opcode::Wait).count(usize::MAX);
         });
         let (keys, keys_max) = (u64::MAX, 131_072);

@@ -5,10 +5,9 @@ use std::io::IoSlice;
 use byteorder::{ByteOrder, LittleEndian};
 
 use super::handshake::{CAPABILITY_NONCE, VALIDATION_MAGIC};
-use super::opcode::{ANY_LENGTH, Opcode};
+use super::opcode::{ANY_LENGTH, HELLO_BYTES, Opcode};
 use crate::key::key_to_bytes;
 use crate::known::Known;
-use crate::session::Hello;
 
 /// The byte that clients put before every user key; it has no meaning for the server
 /// (docs/spec/wire.md, section 4.1).
@@ -142,8 +141,8 @@ impl<'v> RequestBuf<'v> {
     }
 
     /// Appends the argument of SESSION.
-    pub(crate) fn hello_of_session(&mut self, hello: &Hello) -> &mut Self {
-        self.copied.extend_from_slice(&hello.encode());
+    pub(crate) fn hello_of_session(&mut self, hello: &[u8; HELLO_BYTES]) -> &mut Self {
+        self.copied.extend_from_slice(hello);
         self
     }
 

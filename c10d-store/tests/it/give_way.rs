@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::raw::{LONG, serve, wait_until};
 use crate::without_extensions::WithoutExtensions;
 use c10d_socket::Cancel;
-use c10d_store::{Known, Store, StoreError, StoreExt, StoreHandle, TcpStore, TcpStoreOptions};
+use c10d_store::{Store, StoreError, StoreExt, StoreHandle, TcpStore, TcpStoreOptions};
 
 fn client(port: u16) -> TcpStore {
     let options = TcpStoreOptions::default().with_timeout(LONG);
@@ -45,6 +45,7 @@ fn a_wait_gives_way_to_a_thousand_requests() {
 }
 
 /// A `get` of a key that exists does not need a separate connection. docs/spec/wire-extensions.md, WAIT_GET 5.
+#[cfg(feature = "extensions")]
 #[test]
 fn a_get_that_need_not_wait_shares_the_connection_of_a_wait() {
     let server = serve();
@@ -54,7 +55,7 @@ fn a_get_that_need_not_wait_shares_the_connection_of_a_wait() {
     thread::scope(|scope| {
         let waiting = scope.spawn(|| {
             store
-                .wait_change("state", Known::nothing(), Some(LONG))
+                .wait_change("state", c10d_store::Known::nothing(), Some(LONG))
                 .unwrap()
         });
         wait_until("the wait has arrived", || server.waiting_count() == 1);

@@ -11,7 +11,7 @@ use crate::store_contract::{self, Features};
 use crate::without_extensions::WithoutExtensions;
 use c10d_store::{
     Known, ListenError, ListenOn, Operation, Outcome, PrefixStore, Store, StoreError, StoreExt,
-    StoreHandle, TcpStore, TcpStoreOptions, TcpStoreServer, WireLimits, in_brief, key_from_bytes,
+    StoreHandle, TcpStore, TcpStoreOptions, TcpStoreServer, WireLimits, key_from_bytes,
 };
 
 fn client(server: &TcpStoreServer) -> TcpStore {
@@ -26,6 +26,8 @@ fn ms(milliseconds: u64) -> Duration {
 const TCP: Features = Features {
     adds_to_empty: false,
     refuses_empty_barrier: false,
+    reports_every_swap: cfg!(feature = "extensions"),
+    wakes_on_change: cfg!(feature = "extensions"),
     ..Features::LOCAL
 };
 
@@ -271,6 +273,7 @@ fn barrier_on_text_is_an_error_of_this_call_only() {
     let options = || TcpStoreOptions::default().with_timeout(LONG);
     for (port, options) in [
         (server.local_addr().port(), options()),
+        #[cfg(feature = "extensions")]
         (server.local_addr().port(), options().with_resume(LONG)),
         (proxy.port(), options()),
     ] {
@@ -891,9 +894,12 @@ fn a_peer_that_is_not_a_store_is_reported_within_the_timeout() {
         // The error shows the configured limit, not the remaining time.
         if shown.contains("limit") {
             assert!(shown.contains("(limit 0.300s)"), "{shown}");
-            let cause = text.split(';').next().unwrap_or_default();
-            let brief = format!("cannot connect to {address} (the peer {cause})");
-            assert_eq!(in_brief(&error), brief);
+            #[cfg(feature = "extensions")]
+            {
+                let cause = text.split(';').next().unwrap_or_default();
+                let brief = format!("cannot connect to {address} (the peer {cause})");
+                assert_eq!(c10d_store::in_brief(&error), brief);
+            }
         } else {
             assert!(matches!(error, StoreError::Protocol { .. }), "{shown}");
         }

@@ -11,9 +11,8 @@ use mio::net::TcpStream;
 use mio::{Events, Token};
 
 use super::{EventLoop, Input};
-use crate::server::connection::{Carrier, Connection, Connections, Phase, conn_id_of};
-use crate::server::http::{HttpConnection, is_http};
-use crate::snapshot::CloseReason;
+use crate::message::CloseReason;
+use crate::server::connection::{Connection, Connections, Phase, conn_id_of};
 
 /// How long a peer of a server with credentials may take to send its first byte. Clients send it when they are
 /// connected, so only strangers need more, and each holds a descriptor.
@@ -63,17 +62,7 @@ impl EventLoop {
     /// Detects the protocol of a new connection from its first bytes. Returns `None` if it is closed or handed over.
     pub(super) fn classify(&mut self, token: Token, count: usize) -> Option<Input> {
         let first = self.read_buffer[0];
-        if is_http(first)
-            && let Some(handler) = self.http_handler.get()
-        {
-            if let Some(connection) = self.hand_over(token, count) {
-                handler.serve(connection);
-            }
-            return None;
-        }
-        if self.standby.is_some() {
-            let reason = "this server is a standby: another server serves the store, or will soon";
-            self.refuse_stranger(token, &reason);
+        if self.is_not_for_the_store(token, first, count) {
             return None;
         }
         let Some(tls) = &self.tls else {
@@ -169,28 +158,6 @@ impl EventLoop {
         if let Some(line) = self.acceptor.line(address, text, Instant::now()) {
             log::warn!("{line}");
         }
-    }
-
-    /// Removes an HTTP connection, so that it can be handed over. Its first bytes are in the shared read buffer.
-    fn hand_over(&mut self, token: Token, received: usize) -> Option<HttpConnection> {
-        let connection = self.connections.remove(token)?;
-        self.publish_count();
-        self.state.hand_over(conn_id_of(token));
-        let Carrier::Socket(accepted) = connection.carrier else {
-            return None;
-        };
-        let (mut stream, peer) = (accepted.stream, accepted.peer);
-        let registry = self.poll.registry();
-        if let Err(error) = registry.deregister(&mut stream) {
-            log::warn!("{peer}: cannot hand over the connection: {error}");
-            return None;
-        }
-        log::debug!("{peer} speaks HTTP ({:?})", conn_id_of(token));
-        Some(HttpConnection {
-            stream: stream.into(),
-            peer,
-            received: self.read_buffer[..received].to_vec(),
-        })
     }
 
     /// Logs and counts a peer that is refused.

@@ -8,11 +8,14 @@ use c10d_socket::SendBuf;
 use mio::Token;
 
 use super::{EventLoop, Input, Ready};
+use crate::message::CloseReason;
 use crate::request_parser::{ParseError, RequestParser};
-use crate::server::connection::{Carrier, Client, Connection, Phase, RequestFlow, conn_id_of};
+use crate::server::connection::{Carrier, Connection, Phase, RequestFlow, conn_id_of};
+use crate::server::session_client::Client;
 use crate::server::sessions::{Attached, Candidate};
-use crate::session::{Frame, Group, Hello, Piece, ResentWait, SessionStream, Violation, Welcome};
-use crate::snapshot::CloseReason;
+use crate::session::{
+    Frame, Group, Hello, Piece, ResentWait, SESSION_WINDOW_BYTES, SessionStream, Violation, Welcome,
+};
 use crate::state::{KeptClient, Recorder};
 
 /// The most bytes of one client in a frame, so that the replies of several take turns.
@@ -28,6 +31,9 @@ const LINK_UNSENT_BYTES: usize = 256 << 10;
 ///
 /// [`StoreState::work`]: crate::state::StoreState::work
 const WORK_OF_FRAME: u64 = 2;
+
+/// The window of a session while memory is scarce: the peer acknowledges shorter parts, and long replies continue.
+const SCARCE_WINDOW_BYTES: usize = 256 << 10;
 
 impl EventLoop {
     /// A connection asks to be the link of a session.
@@ -485,7 +491,7 @@ impl EventLoop {
 
     /// Hands a client's replies to its session, as far as there is credit and room.
     pub(super) fn flush_client(&mut self, token: Token) {
-        let window_bytes = self.connections.budget.session_window_bytes();
+        let window_bytes = self.session_window_bytes();
         let Some(connection) = self.connections.get_mut(token) else {
             return;
         };
@@ -651,10 +657,18 @@ impl EventLoop {
         }
     }
 
+    /// The unacknowledged bytes of a session beyond which its clients' replies wait.
+    const fn session_window_bytes(&self) -> usize {
+        match self.connections.budget.is_scarce() {
+            true => SCARCE_WINDOW_BYTES,
+            false => SESSION_WINDOW_BYTES,
+        }
+    }
+
     /// The next client whose replies have waited for room continues, if there is room, and the link is flushed soon. The
     /// client calls this again.
     fn use_room(&mut self, slot: usize) {
-        let window_bytes = self.connections.budget.session_window_bytes();
+        let window_bytes = self.session_window_bytes();
         while let Some(session) = self.sessions.get_mut(slot)
             && session.stream.room_in(window_bytes) > 0
             && let Some(token) = session.next_for_room()

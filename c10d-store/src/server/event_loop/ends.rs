@@ -9,9 +9,9 @@ use mio::Token;
 
 use super::acceptance::stage_of;
 use super::{BYTES_PER_ITERATION, EventLoop};
+use crate::message::CloseReason;
 use crate::request_parser::{ParseError, RequestParser};
 use crate::server::connection::{Accepted, Connection, Phase, conn_id_of};
-use crate::snapshot::CloseReason;
 use crate::state::{Recorder, Refusal};
 
 /// How long a peer that has closed its sending side may take to read its remaining replies.
@@ -158,10 +158,8 @@ impl EventLoop {
                     self.acceptor.on_failed_handshake(peer.ip(), Instant::now());
                 }
             }
-            if let Some(session) = connection.link()
-                && self.sessions.link_closed(session, token, Instant::now())
-            {
-                self.set_away(session, true);
+            if let Some(session) = connection.link() {
+                self.on_link_closed(session, token);
             }
             // Close the socket before its end wakes other connections.
             drop(connection);
@@ -176,24 +174,12 @@ impl EventLoop {
             .store(self.connections.len(), Ordering::Release);
     }
 
-    /// Ends the keys of connections that were silent for too long.
-    pub(super) fn end_silent(&mut self) {
-        self.state.end_silent(&mut self.connections);
-        self.parts().record_woken();
-    }
-
-    /// Carries out what the time has brought for groups.
-    pub(super) fn tick_groups(&mut self) {
-        self.state.tick_groups(&mut self.connections);
-        self.parts().record_woken();
-    }
-
     /// Removes a connection from the store: its wait, its keys, and a wakeup that another connection can use. The
     /// next [`flush_touched`](Self::flush_touched) sends to that connection; sending from here would
     /// recurse once for each of thousands of dead peers that wait for one queue.
     pub(super) fn forget(&mut self, token: Token, reason: CloseReason) {
         self.state
             .disconnect(conn_id_of(token), reason, &mut self.connections);
-        self.parts().record_woken();
+        self.record_woken();
     }
 }

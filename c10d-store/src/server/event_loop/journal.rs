@@ -1,27 +1,80 @@
 //! The event loop's part for a store with a journal: it hands batches to the journal's thread, and releases everything that
 //! waits for them.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use mio::Token;
+use mio::{Token, Waker};
 
-use super::{EventLoop, new_sessions};
+use super::EventLoop;
 use crate::journal::batch::BatchWriter;
 use crate::journal::{Authority, JournalError};
 use crate::server::batch_delay::Gathered;
 use crate::server::connection::{Connections, conn_id_of};
+use crate::server::counts::Counts;
 use crate::server::journal_queue::{JournalQueue, SnapshotStep};
+use crate::server::options::ServerOptions;
+use crate::server::recover::ServedJournal;
+use crate::server::sessions::Sessions;
 use crate::server::standby::Standby;
-use crate::state::{Recorder, SNAPSHOT_SLICE};
+use crate::session::{StoreId, random_seed};
+use crate::state::{Recorder, SNAPSHOT_SLICE, StoreState};
+
+/// The kept state and sessions, and the open journal, or the standby that waits for it.
+type Opened = (StoreState, Sessions, Option<JournalQueue>, Option<Standby>);
 
 impl EventLoop {
+    /// Begins with a journal. Without one, the store is empty.
+    pub(super) fn open_journal(
+        journal: ServedJournal,
+        options: &ServerOptions,
+        counts: &Counts,
+        waker: &Arc<Waker>,
+    ) -> io::Result<Opened> {
+        let sessions = new_sessions(options);
+        let empty = || StoreState::new(options.groups.map(|groups| groups(random_seed())));
+        let is_standby = matches!(journal, ServedJournal::StandBy(_));
+        counts.is_standby.store(is_standby, Ordering::Release);
+        match journal {
+            ServedJournal::None => Ok((empty(), sessions, None, None)),
+            ServedJournal::Open(journal) => {
+                let (state, sessions, keeping) =
+                    JournalQueue::start(*journal, sessions, Arc::clone(waker))?;
+                Ok((state, sessions, keeping, None))
+            }
+            ServedJournal::StandBy(source) => {
+                let standby = Standby::start(source, options.groups, Arc::clone(waker))?;
+                Ok((empty(), sessions, None, Some(standby)))
+            }
+        }
+    }
+
+    /// Releases the replies that are durable, and leads once the journal is open. Returns `false` if the server must stop.
+    pub(super) fn follow_journal(&mut self, is_busy: bool) -> bool {
+        let followed = self
+            .take_over()
+            .and_then(|()| self.release_durable(is_busy));
+        let Err(error) = followed else {
+            return true;
+        };
+        log::error!("the store server stops: {error}");
+        // The only failure.
+        let error = self.counts.journal_failure.get_or_init(|| error);
+        let source = self.options.journal.as_ref();
+        if let Some(notify) = source.and_then(|source| source.on_failure.as_ref()) {
+            notify(error);
+        }
+        self.give_up_keeping();
+        false
+    }
+
     /// Records the position that has become durable, and releases everything that waits for it.
     ///
     /// # Errors
     /// The failure of the journal: nothing may be sent any more.
-    pub(super) fn release_durable(&mut self, is_busy: bool) -> Result<(), JournalError> {
+    fn release_durable(&mut self, is_busy: bool) -> Result<(), JournalError> {
         let Some(keeping) = &mut self.keeping else {
             return Ok(());
         };
@@ -155,7 +208,7 @@ impl EventLoop {
     ///
     /// # Errors
     /// The reason why the server cannot lead.
-    pub(super) fn take_over(&mut self) -> Result<(), JournalError> {
+    fn take_over(&mut self) -> Result<(), JournalError> {
         let outcome = self.standby.as_mut().and_then(Standby::take_outcome);
         let Some(outcome) = outcome else {
             return Ok(());
@@ -193,7 +246,7 @@ impl EventLoop {
 
     /// The journal has failed, or another process has taken over: closes everything before the journal's thread ends, which
     /// can take a while.
-    pub(super) fn give_up_keeping(&mut self) {
+    fn give_up_keeping(&mut self) {
         self.connections = Connections::new(self.options.unsent_bytes_max());
         if let Some(keeping) = self.keeping.take() {
             keeping.thread.end(None);
@@ -217,4 +270,8 @@ impl EventLoop {
         let durable = self.keeping.as_ref().map_or(0, |keeping| keeping.durable);
         if newest > durable { newest } else { 0 }
     }
+}
+
+fn new_sessions(options: &ServerOptions) -> Sessions {
+    Sessions::new(StoreId::random(), options.session_timeout())
 }

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use mio::Token;
 
 use super::EventLoop;
+use crate::message::CloseReason;
 use crate::server::budget::Relief;
 use crate::server::connection::{Carrier, Connection, InputTurn, Peer};
-use crate::snapshot::CloseReason;
 
 /// How often to find out which values peers have read, because that costs a check of each value.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -100,9 +100,7 @@ impl EventLoop {
             false => HashSet::new(),
         };
         let mut peers: BTreeMap<Peer, usize> = self.connections.kept_by_peer(&lent);
-        for (slot, bytes) in self.sessions.kept() {
-            *peers.entry(Peer::Session(slot)).or_default() += bytes;
-        }
+        self.add_sessions(&mut peers);
         let mut relief = Relief::new(peers);
         loop {
             let batch = relief.next_batch(self.connections.budget.excess());
@@ -137,7 +135,7 @@ impl EventLoop {
     fn end_peer(&mut self, peer: Peer, bytes: usize) {
         let address = match peer {
             Peer::Connection(_, address) => Some(address.ip()),
-            Peer::Session(slot) => self.sessions.get_mut(slot).map(|session| session.peer),
+            Peer::Session(slot) => self.session_peer(slot),
         };
         if let Some(address) = address {
             let text = format_args!(

@@ -1,12 +1,16 @@
 //! The event loop's part for observers: snapshots, and the number of waits.
 
-use std::sync::atomic::Ordering;
-
-use super::EventLoop;
-use crate::server::observer::SnapshotError;
+use super::{EventLoop, Traffic};
+use crate::server::observer::{SnapshotError, StoreObserver};
+use crate::snapshot::Counters;
 use crate::state::SNAPSHOT_SLICE;
 
 impl EventLoop {
+    /// The side of other threads.
+    pub(in crate::server) fn observer(&self) -> StoreObserver {
+        self.observed.observer()
+    }
+
     /// Copies a slice of a snapshot. Changes of the store between two slices do not affect the snapshot.
     pub(super) fn answer_observers(&mut self) {
         let position = self.newest_undurable();
@@ -40,10 +44,13 @@ impl EventLoop {
             );
         }
     }
+}
 
-    /// Publishes the number of waits.
-    pub(super) fn publish_waits(&self) {
-        let waiting = self.state.waiting();
-        self.counts.waiting.store(waiting, Ordering::Release);
+impl Traffic {
+    const fn added_to(&self, mut counters: Counters, rejected: u64) -> Counters {
+        counters.received_bytes = self.received_bytes;
+        counters.sent_bytes = self.sent_bytes;
+        counters.rejected = rejected;
+        counters
     }
 }

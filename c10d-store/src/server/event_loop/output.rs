@@ -9,9 +9,12 @@ use mio::Token;
 use mio::net::TcpStream;
 
 use super::EventLoop;
+#[cfg(feature = "extensions")]
 use crate::journal::Authority;
+use crate::message::CloseReason;
+#[cfg(not(feature = "extensions"))]
+use crate::server::absent::Authority;
 use crate::server::connection::{Accepted, Carrier, Phase};
-use crate::snapshot::CloseReason;
 
 impl EventLoop {
     /// Sends new replies, including those caused by connections that fail while sending. Those of sessions' clients only
@@ -63,17 +66,22 @@ impl EventLoop {
             return self.close(token, CloseReason::Refused, &error);
         }
         let unsent_bytes = accepted.out.unsent_bytes();
-        let keeping = self.keeping.as_ref();
-        let authority = keeping.and_then(|it| it.authority.as_ref());
+        #[cfg(not(feature = "extensions"))]
+        let authority = None;
+        #[cfg(feature = "extensions")]
+        let authority = match &self.keeping {
+            Some(keeping) => keeping.authority.as_ref(),
+            None => None,
+        };
         let (drained, is_shut) = match send(accepted, authority) {
             Ok(sent) => sent,
             Err(error) => return self.close(token, CloseReason::Failed, &error),
         };
-        if is_shut && let Some(keeping) = &mut self.keeping {
-            keeping.withheld.insert(token);
-        }
         let sent_bytes = unsent_bytes - accepted.out.unsent_bytes();
         self.traffic.sent_bytes += sent_bytes as u64;
+        if is_shut {
+            self.withhold(token);
+        }
         self.turn.moved(sent_bytes, Instant::now);
         self.connections.recount(token);
         self.resume_if_read(token);

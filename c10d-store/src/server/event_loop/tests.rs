@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use c10d_socket::SendBuf;
 use mio::Token;
 
-use super::{EventLoop, ServedJournal};
+use super::EventLoop;
 use crate::message::{Extension, Keys, Replies, Reply, Request};
 use crate::server::ServerOptions;
 use crate::server::connection::{RequestFlow, conn_id_of};
-use crate::server::http::InstalledHandler;
+use crate::server::recover::ServedJournal;
 use crate::server::sessions::{Attached, Candidate};
 use crate::session::{Hello, ResentWait, SESSION_WINDOW_BYTES, SessionId, SessionStream, StoreId};
 
@@ -23,13 +23,12 @@ struct Session {
 
 impl Session {
     fn with_clients(count: u32) -> Self {
-        let (mut event_loop, _, _) = EventLoop::new(
+        let (mut event_loop, _) = EventLoop::new(
             Vec::new(),
             ServerOptions::default(),
             None,
             Arc::default(),
             Arc::default(),
-            InstalledHandler::default(),
             ServedJournal::None,
         )
         .expect("a poller");

@@ -1,0 +1,112 @@
+//! What the server has of its extensions without them: types without values.
+
+use c10d_socket::{Moment, SendBuf};
+use mio::Token;
+
+use super::connection::Connections;
+use super::session_memory::SessionMemory;
+use crate::message::Request;
+use crate::state::{Refusal, StoreState};
+
+#[derive(Debug)]
+pub(super) enum ServedJournal {
+    None,
+}
+
+/// The right to answer, of a server with a journal.
+#[derive(Debug)]
+pub(super) enum Authority {}
+
+impl Authority {
+    pub(super) const fn is_valid(&self, _now: Moment) -> bool {
+        match *self {}
+    }
+}
+
+/// A client of a session.
+#[derive(Debug)]
+pub(super) enum Client {}
+
+impl Client {
+    pub(super) const fn slot(&self) -> usize {
+        match *self {}
+    }
+
+    pub(super) const fn out(&self) -> Option<&SendBuf> {
+        match *self {}
+    }
+
+    pub(super) const fn out_mut(&mut self) -> &mut SendBuf {
+        match *self {}
+    }
+
+    pub(super) const fn drop_replies(&mut self) {}
+
+    pub(super) const fn drop_requests(&mut self) {}
+
+    pub(super) const fn knows_refusal(&self) -> bool {
+        match *self {}
+    }
+
+    pub(super) const fn is_carried(&self) -> bool {
+        match *self {}
+    }
+
+    pub(super) const fn recount(&mut self, _held_bytes: usize) -> (SessionMemory, SessionMemory) {
+        match *self {}
+    }
+}
+
+/// The argument of SESSION.
+#[derive(Debug)]
+pub(super) enum Hello {}
+
+/// A client whose session a journal keeps.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum CarriedClient {}
+
+/// A request of such a client.
+#[derive(Debug)]
+pub(super) enum Begun {
+    New(CarriedClient),
+    Waits(CarriedClient),
+    Answered,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Checked {
+    pub(super) begun: Option<Begun>,
+    pub(super) hello: Option<Hello>,
+    pub(super) may_sweep: bool,
+}
+
+/// The parts that a request changes.
+pub(super) struct Parts<'a> {
+    pub(super) state: &'a mut StoreState,
+    pub(super) connections: &'a mut Connections,
+}
+
+impl Parts<'_> {
+    pub(super) const fn carried(&mut self, _: Token) -> Option<CarriedClient> {
+        None
+    }
+
+    pub(super) const fn must_check(&self, _: Option<CarriedClient>, _: &Request<'_>) -> bool {
+        false
+    }
+
+    pub(super) fn check(
+        &mut self,
+        _: Token,
+        _: Option<CarriedClient>,
+        _: &Request<'_>,
+    ) -> Result<Checked, Refusal> {
+        Ok(Checked::default())
+    }
+
+    pub(super) const fn finish(&mut self, begun: CarriedClient) {
+        match begun {}
+    }
+
+    pub(super) const fn record_woken(&mut self) {}
+}
