@@ -20,6 +20,11 @@
 //!   [`Opcode`] names a request.
 //! - **Keys that are not text**: [`key_from_bytes`] and [`key_to_bytes`].
 //!
+//! # Features
+//!
+//! Without `extensions`, the items of *survive* and *observe a server* are missing, as are addresses that are looked up,
+//! [`HttpHandler`], and the options for sessions, journals and groups. Without `file`, [`FileStore`] and [`rendezvous()`] are missing.
+//!
 //! Items of [`unstable`] are for the other crates of this repository.
 #![forbid(unsafe_code)]
 #![cfg_attr(

@@ -1,4 +1,4 @@
-//! What the server has of its extensions without them: types without values.
+//! Stand-ins without values for the types of extensions, in a server without them.
 
 use c10d_socket::{Moment, SendBuf};
 use mio::Token;

@@ -1,4 +1,4 @@
-//! What the state has of its extensions without them: types without values.
+//! Stand-ins without values for the types of extensions, in a store without them.
 
 use std::sync::Arc;
 

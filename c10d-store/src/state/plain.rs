@@ -1,4 +1,4 @@
-//! A store without extensions: what it does in their place. [`extension`](super::extension) has the same functions.
+//! The functions of `extension.rs` for a store without extensions.
 
 use std::net::SocketAddr;
 

@@ -1,5 +1,5 @@
-//! The event loop's part for our extensions: their due times, and what they add to a turn. [`plain`](super::plain) has the
-//! same functions for a server without extensions.
+//! The event loop's part for our extensions: their due times, and their work in each turn. `plain.rs` has the same functions
+//! for a server without extensions.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -71,7 +71,7 @@ impl EventLoop {
         self.observed.turn_done();
     }
 
-    /// Whether a new connection is not for the store: HTTP is handed over, and all others are closed while another server
+    /// Whether a new connection is not for the store: HTTP is handed over, and a client is refused while another server
     /// leads. Its first bytes are in the shared read buffer.
     pub(super) fn is_not_for_the_store(
         &mut self,

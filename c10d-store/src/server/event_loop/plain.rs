@@ -1,4 +1,4 @@
-//! A server without extensions: what it does in their place, which is nothing. [`extension`](super::extension) has the same functions.
+//! The functions of `extension.rs` for a server without extensions, which do nothing.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
