@@ -68,7 +68,6 @@ mod moment;
 mod prefix_store;
 #[cfg(feature = "extensions")]
 mod raw_requests;
-#[cfg(feature = "file")]
 mod rendezvous;
 mod request_parser;
 mod server;
@@ -104,7 +103,6 @@ pub use key::{key_from_bytes, key_to_bytes};
 pub use known::Known;
 pub use limits::WireLimits;
 pub use prefix_store::PrefixStore;
-#[cfg(feature = "file")]
 pub use rendezvous::{Rendezvous, RendezvousOptions, UrlError, rendezvous};
 pub use server::{ServerOptions, TcpStoreServer, recommended_memory_max};
 pub use store::{DEFAULT_TIMEOUT, Store, StoreHandle};

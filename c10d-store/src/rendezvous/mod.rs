@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use self::plan::{Plan, Target};
 use crate::client::{TcpStore, TcpStoreOptions};
-use crate::error::StoreError;
+#[cfg(feature = "file")]
 use crate::file_store::{FileStore, FileStoreOptions};
 use crate::server::ServerOptions;
 use crate::store::Store;
@@ -164,19 +164,7 @@ impl RendezvousOptions {
         variable: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Rendezvous, UrlError> {
         let plan = Plan::new(url, self.rank, self.world_size, variable)?;
-        let (rank, world_size) = (plan.rank, plan.world_size);
-        let (store, hosts_store) = self.open_planned(plan)?;
-        Ok(Rendezvous {
-            store,
-            rank,
-            world_size,
-            hosts_store,
-        })
-    }
-
-    /// The store, and whether this process serves it.
-    fn open_planned(&self, plan: Plan) -> Result<(Arc<dyn Store>, bool), StoreError> {
-        match plan.target {
+        let (store, hosts_store): (Arc<dyn Store>, bool) = match plan.target {
             Target::Tcp {
                 host,
                 port,
@@ -193,15 +181,29 @@ impl RendezvousOptions {
                 }
                 let store = TcpStore::open(&host, port, options)?;
                 let hosts_store = store.server().is_some();
-                Ok((Arc::new(store), hosts_store))
+                (Arc::new(store), hosts_store)
             }
+            #[cfg(feature = "file")]
             Target::File { path } => {
                 let mut options = FileStoreOptions::default().with_timeout(self.timeout);
                 if let Some(world_size) = plan.world_size {
                     options = options.with_world_size(world_size);
                 }
-                Ok((Arc::new(FileStore::open_with(path, &options)?), false))
+                (Arc::new(FileStore::open_with(path, &options)?), false)
             }
-        }
+            #[cfg(not(feature = "file"))]
+            Target::File { .. } => {
+                return Err(UrlError::Malformed {
+                    url: url.to_owned(),
+                    detail: "a file needs the feature `file` of c10d-store".to_owned(),
+                });
+            }
+        };
+        Ok(Rendezvous {
+            store,
+            rank: plan.rank,
+            world_size: plan.world_size,
+            hosts_store,
+        })
     }
 }

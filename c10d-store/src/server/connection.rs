@@ -518,7 +518,7 @@ impl Connections {
         token: Token,
         request: &Request<'_>,
     ) -> Option<Refusal> {
-        if request.asks_for_refusal() {
+        if self.refused.is_empty() || request.asks_for_refusal() {
             return None;
         }
         let (used, limit) = self.refused.remove(&token)?;

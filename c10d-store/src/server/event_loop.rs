@@ -24,7 +24,7 @@ use super::connection::{
 use super::counts::Counts;
 use super::options::ServerOptions;
 use super::recover::ServedJournal;
-use super::session_requests::{Begun, Checked, Hello, Parts};
+use super::session_requests::{Begun, Hello, Parts};
 use super::timers::Timers;
 use super::turn::TurnClock;
 #[cfg(feature = "extensions")]
@@ -256,10 +256,11 @@ impl EventLoop {
         self.turn.start_turn();
         self.flush_touched();
         self.relieve();
-        self.finish_extensions(has_events, now);
+        // First, so that an observer that has its answer reads a count that is as new.
         self.counts
             .waiting
             .store(self.state.waiting(), Ordering::Release);
+        self.finish_extensions(has_events, now);
         if let Some(line) = self.acceptor.report(now) {
             log::warn!("{line}");
         }
@@ -511,17 +512,12 @@ impl EventLoop {
         let handle = |request: Request<'_>| {
             let before = parts.state.work();
             let is_silent_write = request.is_silent_write();
-            // The only check for extensions of a plain request.
-            let Checked {
-                begun,
-                hello: begins,
-                may_sweep,
-            } = match parts.must_check(carried, &request) {
-                true => parts.check(token, carried, &request)?,
-                false => Checked::default(),
-            };
-            if begins.is_some() {
-                hello = begins;
+            let (mut begun, mut may_sweep) = (None, false);
+            // The only check for extensions before a plain request is carried out.
+            if parts.must_check(carried, &request) {
+                let checked = parts.check(token, carried, &request)?;
+                (begun, may_sweep) = (checked.begun, checked.may_sweep);
+                hello = checked.hello.or(hello.take());
             }
             // The only call, so that the compiler sees the path of a request as a whole.
             let result = match &begun {

@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use super::memory::most_growth_of_name;
+use super::memory::{check_room, most_growth_of_name};
 use super::owners::{Ownership, silence_max};
 use super::served_groups::ServedGroups;
 use super::slots::OWNERSHIP_BYTES;
@@ -131,6 +131,7 @@ impl StoreState {
     }
 
     /// The memory of what only extensions need: owned keys, deletions, groups, announcements and sessions in the journal.
+    #[inline]
     pub(super) fn extension_bytes(&self) -> usize {
         self.carried_bytes
             + self.groups.memory_bytes()
@@ -147,7 +148,7 @@ impl StoreState {
             Some(limit) if self.memory() + most_growth(extension) <= limit => Ok(()),
             Some(limit) => {
                 let (growth, room) = self.growth_of_extension(conn, extension, limit);
-                self.check_room(growth, room, limit)
+                check_room(self.memory(), growth, room, limit)
             }
         }
     }

@@ -83,21 +83,7 @@ impl StoreState {
             }
             _ => (self.growth_of_write(request), limit),
         };
-        self.check_room(growth, room, limit)
-    }
-
-    /// Checks that the data may grow by this much, up to `room`. The error shows the limit.
-    pub(super) fn check_room(
-        &self,
-        growth: usize,
-        room: usize,
-        limit: usize,
-    ) -> Result<(), Refusal> {
-        let used = self.memory();
-        if growth > 0 && used.saturating_add(growth) > room {
-            return Err(Refusal::MemoryFull { used, limit });
-        }
-        Ok(())
+        check_room(used, growth, room, limit)
     }
 
     pub(super) fn growth_of_wait(&self, keys: Keys<'_>) -> usize {
@@ -146,6 +132,19 @@ impl StoreState {
             None => NAME_BYTES + key.len(),
         }
     }
+}
+
+/// Checks that data of `used` bytes may grow by this much, up to `room`. The error shows the limit.
+pub(super) const fn check_room(
+    used: usize,
+    growth: usize,
+    room: usize,
+    limit: usize,
+) -> Result<(), Refusal> {
+    if growth > 0 && used.saturating_add(growth) > room {
+        return Err(Refusal::MemoryFull { used, limit });
+    }
+    Ok(())
 }
 
 /// Peers may take at least twice this, whatever the data takes.

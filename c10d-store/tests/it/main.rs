@@ -36,7 +36,6 @@ mod observer;
 mod prefix_store;
 mod raw;
 mod reconnect;
-#[cfg(feature = "file")]
 mod rendezvous;
 #[cfg(feature = "tls")]
 mod secret;

@@ -70,6 +70,7 @@ fn no_rank_hosts_the_store_if_the_launcher_does() {
     );
 }
 
+#[cfg(feature = "file")]
 #[test]
 fn the_last_rank_removes_the_file_of_a_file_url() {
     let folder = tempfile::tempdir().unwrap();
@@ -92,6 +93,11 @@ fn the_last_rank_removes_the_file_of_a_file_url() {
 fn a_url_that_cannot_be_opened_is_an_error() {
     let error = rendezvous("http://127.0.0.1:1?rank=0&world_size=1").unwrap_err();
     assert!(matches!(error, UrlError::Scheme { .. }), "{error}");
+    #[cfg(not(feature = "file"))]
+    {
+        let error = rendezvous("file:///tmp/x?rank=0&world_size=1").unwrap_err();
+        assert!(matches!(error, UrlError::Malformed { .. }), "{error}");
+    }
     let url = format!("tcp://{HOST}:{}?rank=1&world_size=2", free_port());
     let options = RendezvousOptions::default().with_timeout(Duration::from_millis(50));
     let error = options.open(&url).unwrap_err();
