@@ -33,7 +33,7 @@ fn what_is_refused_is_one_line_with_exit_code_2() {
             "join_timeout",
         ),
     ] {
-        // A dry run refuses what a run refuses, but does not create the rendezvous, which knows its store.
+        // A dry run also refuses these, except for those that need the rendezvous and its store.
         let start_all = [&["run"][..], &["run", "--dry-run"]];
         let count = if arguments.contains(&own_store) { 1 } else { 2 };
         for start in &start_all[..count] {
