@@ -1,4 +1,4 @@
-//! Stand-ins without values for the types of extensions, in a store without them.
+//! Stand-ins without values for the types of `extensions/`, in a store without extensions.
 
 use std::sync::Arc;
 

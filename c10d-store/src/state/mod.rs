@@ -9,77 +9,23 @@
 #[cfg(not(feature = "extensions"))]
 mod absent;
 #[cfg(feature = "extensions")]
-mod activity;
-#[cfg(feature = "extensions")]
-mod announcements;
-#[cfg(feature = "extensions")]
-mod closed;
-#[cfg(feature = "extensions")]
-mod copies;
-#[cfg(all(test, feature = "extensions"))]
-mod crash_tests;
-#[cfg(feature = "extensions")]
-mod delete_prefix;
-#[cfg(feature = "extensions")]
-mod directory;
-#[cfg(feature = "extensions")]
-mod end_waits;
-#[cfg(feature = "extensions")]
-mod ephemeral;
-#[cfg(all(test, feature = "extensions"))]
-mod ephemeral_tests;
-#[cfg(feature = "extensions")]
-mod extension;
-#[cfg(feature = "extensions")]
-mod groups;
+mod extensions;
 mod hashing;
-#[cfg(feature = "extensions")]
-mod image;
 #[cfg(any(test, debug_assertions))]
 mod invariants;
 mod lent;
 mod memory;
-#[cfg(feature = "extensions")]
-mod missed_ends;
-#[cfg(all(test, feature = "extensions"))]
-mod missed_ends_tests;
 #[cfg(all(test, feature = "extensions"))]
 mod model_tests;
 mod name_map;
-#[cfg(feature = "extensions")]
-mod outcomes;
-#[cfg(feature = "extensions")]
-mod owners;
 mod peak;
-#[cfg(feature = "extensions")]
-mod pending_wait;
 #[cfg(not(feature = "extensions"))]
 mod plain;
 mod pytorch;
-#[cfg(feature = "extensions")]
-mod queue_take;
-#[cfg(feature = "extensions")]
-mod recorder;
-#[cfg(feature = "extensions")]
-mod recovery;
-#[cfg(feature = "extensions")]
-mod served_groups;
 mod slot;
 mod slots;
 #[cfg(all(test, feature = "extensions"))]
-mod snapshot_tests;
-#[cfg(feature = "extensions")]
-mod snapshots;
-#[cfg(all(test, feature = "extensions"))]
-mod sweep_tests;
-#[cfg(feature = "extensions")]
-mod sweeps;
-#[cfg(all(test, feature = "extensions"))]
 mod tests;
-#[cfg(feature = "extensions")]
-mod wait_change;
-#[cfg(feature = "extensions")]
-mod wait_get;
 mod waiters;
 #[cfg(all(test, feature = "extensions"))]
 mod work_tests;
@@ -91,22 +37,19 @@ use crate::message::{CloseReason, ConnId, ConnectionId, Replies, Reply};
 use crate::moment::Moment;
 use crate::wire::Opcode;
 #[cfg(not(feature = "extensions"))]
-use absent::{
-    self as copies, self as owners, self as pending_wait, self as recorder, self as sweeps,
+use absent as extensions;
+pub(crate) use extensions::Recorder;
+#[cfg(feature = "extensions")]
+use extensions::{
+    Announcements, Directory, MissedEnds, Owners, ServedGroups, SnapshotInProgress, Sweeps,
 };
+#[cfg(feature = "extensions")]
+pub(crate) use extensions::{Image, KeptClient, SNAPSHOT_SLICE};
 use hashing::ConnHash;
 pub(crate) use memory::peer_reserve;
-pub(crate) use recorder::Recorder;
 use slot::Writer;
 use slots::{NotANumber, Slots};
 use waiters::{Origin, Waiters, Woken};
-#[cfg(feature = "extensions")]
-use {
-    announcements::Announcements, directory::Directory, image::SnapshotInProgress,
-    missed_ends::MissedEnds, owners::Owners, served_groups::ServedGroups, sweeps::Sweeps,
-};
-#[cfg(feature = "extensions")]
-pub(crate) use {image::Image, owners::KeptClient, snapshots::SNAPSHOT_SLICE};
 
 /// Why a request is refused. The protocol has no error replies, so the connection is closed after the
 /// earlier replies. A refused request changes nothing.

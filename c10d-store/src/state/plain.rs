@@ -1,10 +1,8 @@
-//! The functions of `extension.rs` for a store without extensions.
+//! The methods of `extensions/` that the rest of the state calls, for a store without extensions.
 
 use std::net::SocketAddr;
 
-use super::owners::Ownership;
-use super::pending_wait::WantedKeys;
-use super::recorder::Recorder;
+use super::extensions::{Ownership, Recorder, WantedKeys};
 use super::waiters::{ListId, Origin};
 use super::{Refusal, StoreState};
 use crate::message::{CloseReason, ConnId, Keys, Outline, Replies, Request};

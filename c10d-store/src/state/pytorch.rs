@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::pending_wait::KnownValue;
+use super::extensions::KnownValue;
 use super::slot::Slot;
 use super::waiters::{Answer, ListId, Wants, Woken};
 use super::{Refusal, StoreState, WOKEN_KEPT, count, work_of};

@@ -3,9 +3,8 @@
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
 
+use super::extensions::{Mark, Ownership};
 use super::name_map::NameMap;
-use super::owners::Ownership;
-use super::recorder::Mark;
 use super::waiters::ListId;
 use crate::message::ConnectionId;
 use crate::moment::Moment;
@@ -27,7 +26,7 @@ pub(super) struct Slot {
     pub(super) waiters: Option<ListId>,
     /// Invariant: `None` without a value.
     pub(super) ownership: Option<Box<Ownership>>,
-    /// The last [`Sweep`](super::sweeps::Sweep) that had begun when an element was pushed.
+    /// The last [`Sweep`](super::extensions::Sweep) that had begun when an element was pushed.
     pub(super) pushed_in: u32,
     /// The last snapshot that has copied this slot, or need not.
     pub(super) copied_in: u32,

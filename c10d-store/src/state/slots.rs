@@ -7,18 +7,18 @@ use std::sync::{Arc, Weak};
 
 use byteorder::{ByteOrder, LittleEndian};
 
-use super::copies::Copying;
+use super::extensions::{Copying, Effect, Mark, Ownership, Recorder, Sweeping};
 use super::lent::Lent;
-use super::owners::Ownership;
-use super::recorder::{Effect, Mark, Recorder};
 use super::slot::{ELEMENT_BYTES, Slot, SlotMap, Stored, Writer, Written};
-use super::sweeps::Sweeping;
 use super::waiters::ListId;
 use crate::decimal::{parse_decimal, write_decimal};
 use crate::message::Payload;
 use crate::stored_value::Value;
 #[cfg(feature = "extensions")]
-use {super::image::KeysImage, super::sweeps::Sweep, crate::journal::batch::BatchWriter};
+use {
+    super::extensions::{KeysImage, Sweep},
+    crate::journal::batch::BatchWriter,
+};
 
 /// The length word of an element in a reply.
 const LENGTH_BYTES: usize = 8;

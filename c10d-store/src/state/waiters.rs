@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use slab::Slab;
 
+use super::extensions::{KnownValue, WantedKeys};
 use super::hashing::ConnHash;
-use super::pending_wait::{KnownValue, WantedKeys};
 use crate::message::ConnId;
 use crate::moment::Moment;
 use crate::wire::Opcode;

@@ -1,8 +1,8 @@
 //! Writes that report their outcome (docs/spec/wire-extensions.md, sections 9.4, 9.5 and 9.14).
 
-use super::StoreState;
-use super::slot::Slot;
 use crate::message::{ConnId, Payload, Replies, Reply, Request};
+use crate::state::StoreState;
+use crate::state::slot::Slot;
 use crate::stored_value::Value;
 
 /// How much of a value a refused TRY_ADD returns: enough to recognize it.

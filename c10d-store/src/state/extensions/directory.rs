@@ -7,11 +7,11 @@ use std::net::SocketAddr;
 use super::activity::Activity;
 use super::closed::ClosedConnections;
 use super::image::{ConnectionImage, ConnectionsImage, MISSING_MAX, WaitImage};
-use super::waiters::Waiters;
 use crate::message::{CloseReason, ConnectionId};
 use crate::message::{ConnId, Outline};
 use crate::moment::Moment;
 use crate::snapshot::{Closed, Counters, PendingWait};
+use crate::state::waiters::Waiters;
 use crate::wire::Opcode;
 
 /// An open connection, or the place of one. Aligned, so that most requests touch one cache line of it, and reads
@@ -36,7 +36,7 @@ impl Entry {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Directory {
+pub(in crate::state) struct Directory {
     /// The entries by [`ConnId::slot`].
     entries: Vec<Entry>,
     open: usize,
@@ -134,7 +134,7 @@ impl Directory {
 
     /// Records that a value was sent to a connection. [`keep`](Self::keep) must have been called.
     #[inline]
-    pub(super) fn note_read(&mut self, conn: ConnId, version: u64) {
+    pub(in crate::state) fn note_read(&mut self, conn: ConnId, version: u64) {
         if let Some(entry) = entry_mut(&mut self.entries, conn) {
             entry.activity.note_read(version);
         }

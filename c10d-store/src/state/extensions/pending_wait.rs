@@ -8,7 +8,7 @@ use crate::stored_value::Value;
 
 /// Keys whose values are wanted at the same moment, in the order of the request. They may repeat.
 #[derive(Debug)]
-pub(super) struct WantedKeys {
+pub(in crate::state) struct WantedKeys {
     keys: Box<[Box<[u8]>]>,
     /// The position of the first occurrence of each key, if that is known.
     distinct: Option<Box<[u32]>>,
@@ -29,7 +29,7 @@ impl WantedKeys {
     }
 
     /// The memory that it takes.
-    pub(super) const fn bytes(&self) -> usize {
+    pub(in crate::state) const fn bytes(&self) -> usize {
         self.bytes
     }
 
@@ -76,7 +76,7 @@ impl WantedKeys {
 /// An owned [`Known`]. Waits with the same known value share one, so that a thousand of them cost one
 /// copy of the bytes and one comparison for each write.
 #[derive(Debug)]
-pub(super) struct KnownValue {
+pub(in crate::state) struct KnownValue {
     offset: usize,
     bytes: Value,
     length: Option<usize>,
@@ -91,7 +91,7 @@ impl KnownValue {
         }
     }
 
-    pub(super) fn as_known(&self) -> Known<'_> {
+    pub(in crate::state) fn as_known(&self) -> Known<'_> {
         Known::new(self.offset, self.bytes.as_bytes(), self.length)
     }
 }

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::owners::silence_max;
-use super::waiters::{Answer, Wants};
-use super::{Refusal, StoreState};
 use crate::groups::{GroupEffect, GroupRequest, Groups, NotAGroupRequest, RequestKind};
 use crate::journal::batch::Effect;
 use crate::message::ConnectionId;
 use crate::message::{ConnId, Keys, Replies, Reply};
 use crate::moment::Moment;
+use crate::state::waiters::{Answer, Wants};
+use crate::state::{Refusal, StoreState};
 use crate::wire::Opcode;
 
 impl StoreState {
@@ -88,7 +88,7 @@ impl StoreState {
     }
 
     /// Ends a wait that has just arrived, if it is for keys of an attempt that members have given up.
-    pub(super) fn is_released(
+    pub(in crate::state) fn is_released(
         &mut self,
         conn: ConnId,
         keys: Keys<'_>,

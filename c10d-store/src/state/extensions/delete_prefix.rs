@@ -4,10 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Recorder, StoreState};
 use crate::journal::batch::Effect;
 use crate::message::{ConnId, Replies, Reply};
 use crate::moment::Moment;
+use crate::state::{Recorder, StoreState, count};
 
 /// The slots that a slice visits, about half a millisecond. A deleted slot counts as several.
 const SLICE: usize = 4096;
@@ -90,7 +90,7 @@ impl StoreState {
         }
         let asker = asker?;
         self.depend_on_batch();
-        self.reply(replies, asker, Reply::Integer(super::count(deleted)));
+        self.reply(replies, asker, Reply::Integer(count(deleted)));
         Some(asker)
     }
 

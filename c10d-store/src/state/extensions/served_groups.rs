@@ -3,17 +3,17 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::hashing::KeyHash;
 use super::recorder::Mark;
 use crate::groups::{Groups, RequestKind};
 use crate::journal::batch::{BatchWriter, Effect};
 use crate::message::ConnId;
 use crate::moment::Moment;
 use crate::snapshot::GroupRecord;
+use crate::state::hashing::KeyHash;
 
 /// The groups of a server, if it has some, and the marks of their last effects in the journal.
 #[derive(Debug, Default)]
-pub(super) struct ServedGroups {
+pub(in crate::state) struct ServedGroups {
     pub(super) groups: Option<Box<dyn Groups>>,
     /// The mark of each group's last effect in the journal; the keys are the names of the groups.
     pub(super) recorded: HashMap<Arc<[u8]>, Mark, KeyHash>,

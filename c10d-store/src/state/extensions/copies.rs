@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::image::KeysImage;
-use super::slot::{Slot, SlotMap};
 use crate::journal::batch::{BatchWriter, CHUNK_BYTES, Effect};
+use crate::state::slot::{Slot, SlotMap};
 use crate::stored_value::Value;
 
 /// Copying this many bytes of a snapshot counts as much as visiting a slot.
@@ -16,7 +16,7 @@ const BYTES_PER_VISIT: usize = 1024;
 /// stays below `left`; a visited slot carries the snapshot's number and is not copied twice. Slots that change places
 /// are copied first.
 #[derive(Debug)]
-pub(super) struct Copying {
+pub(in crate::state) struct Copying {
     target: Target,
     /// The slots with a smaller index have not been visited.
     left: usize,
@@ -41,7 +41,11 @@ struct Chunks {
 
 impl Copying {
     /// Starts a copy of this many slots for observers, with at most `keys_max` keys and as many queues.
-    pub(super) const fn for_observers(slots: usize, image: KeysImage, keys_max: usize) -> Self {
+    pub(in crate::state) const fn for_observers(
+        slots: usize,
+        image: KeysImage,
+        keys_max: usize,
+    ) -> Self {
         Self {
             target: Target::Image { image, keys_max },
             left: slots,
@@ -49,7 +53,11 @@ impl Copying {
     }
 
     /// Starts a copy of this many slots for the journal, at this position and after everything that is already written.
-    pub(super) const fn for_journal(slots: usize, position: u64, writer: BatchWriter) -> Self {
+    pub(in crate::state) const fn for_journal(
+        slots: usize,
+        position: u64,
+        writer: BatchWriter,
+    ) -> Self {
         Self {
             target: Target::Chunks(Chunks {
                 position,
@@ -61,7 +69,7 @@ impl Copying {
     }
 
     /// The complete copy for observers.
-    pub(super) fn into_image(self) -> Option<KeysImage> {
+    pub(in crate::state) fn into_image(self) -> Option<KeysImage> {
         match self.target {
             Target::Image { image, .. } => Some(image),
             Target::Chunks(_) => None,
@@ -69,7 +77,7 @@ impl Copying {
     }
 
     /// Takes the finished chunks of a copy for the journal; with `is_done`, the last one as well. `None` for observers.
-    pub(super) fn take_chunks(&mut self, is_done: bool) -> Option<Vec<Vec<u8>>> {
+    pub(in crate::state) fn take_chunks(&mut self, is_done: bool) -> Option<Vec<Vec<u8>>> {
         let Target::Chunks(chunks) = &mut self.target else {
             return None;
         };
@@ -80,7 +88,7 @@ impl Copying {
     }
 
     /// Copies slots until the budget is used up or all are copied. Returns whether all are.
-    pub(super) fn visit_slots(
+    pub(in crate::state) fn visit_slots(
         &mut self,
         map: &mut SlotMap,
         snapshot: u32,
@@ -104,7 +112,7 @@ impl Copying {
     }
 
     #[cold]
-    pub(super) fn copy(&mut self, key: &Arc<[u8]>, slot: &mut Slot, snapshot: u32) {
+    pub(in crate::state) fn copy(&mut self, key: &Arc<[u8]>, slot: &mut Slot, snapshot: u32) {
         if slot.copied_in == snapshot {
             return;
         }

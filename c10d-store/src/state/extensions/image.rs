@@ -8,13 +8,13 @@ use std::time::{Duration, SystemTime};
 
 use super::activity::Activity;
 use super::closed::ClosedConnections;
-use super::slot::{Stored, Written};
-use super::waiters::Origin;
 use crate::moment::Moment;
 use crate::snapshot::{
     Announcement, ConnectionRecord, Counters, GroupRecord, KeyRecord, PendingWait, QueueRecord,
     Snapshot, VALUE_HEAD_BYTES_MAX, Version,
 };
+use crate::state::slot::{Stored, Written};
+use crate::state::waiters::Origin;
 
 /// The most missing keys of a wait in a snapshot.
 pub(super) const MISSING_MAX: usize = 16;
@@ -58,7 +58,7 @@ pub(super) struct WaitImage {
 
 /// The keys of one moment.
 #[derive(Debug, Default)]
-pub(super) struct KeysImage {
+pub(in crate::state) struct KeysImage {
     pub(super) keys: Vec<KeyImage>,
     /// The first bytes of all values, one after the other.
     heads: Vec<u8>,
@@ -77,7 +77,7 @@ pub(super) struct KeyImage {
 
 impl KeysImage {
     /// An empty one with room for this number of keys, with values of this number of bytes in all.
-    pub(super) fn with_capacity(keys: usize, value_bytes: usize) -> Self {
+    pub(in crate::state) fn with_capacity(keys: usize, value_bytes: usize) -> Self {
         Self {
             keys: Vec::with_capacity(keys),
             heads: Vec::with_capacity(value_bytes.min(keys * VALUE_HEAD_BYTES_MAX)),
@@ -100,7 +100,7 @@ impl KeysImage {
 
 /// The complete parts of a snapshot.
 #[derive(Debug)]
-pub(super) struct SnapshotInProgress {
+pub(in crate::state) struct SnapshotInProgress {
     pub(super) now: Moment,
     pub(super) counters: Counters,
     pub(super) announcements: Vec<Announcement>,

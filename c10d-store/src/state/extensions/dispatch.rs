@@ -3,17 +3,18 @@
 
 use std::net::SocketAddr;
 
-use super::memory::{check_room, most_growth_of_name};
 use super::owners::{Ownership, silence_max};
 use super::served_groups::ServedGroups;
-use super::slots::OWNERSHIP_BYTES;
 use super::sweeps::SCHEDULED_BYTES;
-use super::waiters::ListId;
-use super::{Refusal, StoreState};
 use crate::groups::{GroupRequest, Groups};
-use crate::message::{CloseReason, ConnectionId};
-use crate::message::{ConnId, Extension, Keys, Outline, Replies, Request};
+use crate::message::{
+    CloseReason, ConnId, ConnectionId, Extension, Keys, Outline, Replies, Request,
+};
 use crate::snapshot::Closed;
+use crate::state::memory::{check_room, most_growth_of_name};
+use crate::state::slots::OWNERSHIP_BYTES;
+use crate::state::waiters::ListId;
+use crate::state::{Refusal, StoreState};
 use crate::wire::reply_to_ping;
 
 impl StoreState {
@@ -31,7 +32,7 @@ impl StoreState {
     }
 
     /// A connection closes: its record is kept, and it is the writer of its wills.
-    pub(super) fn note_close(&mut self, conn: ConnId, reason: CloseReason) {
+    pub(in crate::state) fn note_close(&mut self, conn: ConnId, reason: CloseReason) {
         self.look_at_all();
         let closed = Closed {
             at: self.now.since_start(),
@@ -47,7 +48,7 @@ impl StoreState {
     }
 
     /// Ends what a closed connection leaves to the extensions, its keys among them.
-    pub(super) fn end_extensions_of(&mut self, conn: ConnId, replies: &mut impl Replies) {
+    pub(in crate::state) fn end_extensions_of(&mut self, conn: ConnId, replies: &mut impl Replies) {
         self.waiters.set_away(conn, None);
         self.ended_waits.remove(&conn);
         self.sweeps.forget(conn);
@@ -90,24 +91,24 @@ impl StoreState {
 
     /// Records a request, and who makes it.
     #[inline]
-    pub(super) fn note_request(&mut self, conn: ConnId, outline: &Outline<'_>) {
+    pub(in crate::state) fn note_request(&mut self, conn: ConnId, outline: &Outline<'_>) {
         let (now, waiters) = (self.now, &self.waiters);
         let requester = self.directory.note_request(conn, outline, now, waiters);
         self.requester = requester.unwrap_or_default();
     }
 
     /// The reply to a PING, which can ask for the capabilities.
-    pub(super) const fn answer_to_ping(&self, nonce: u32) -> u32 {
+    pub(in crate::state) const fn answer_to_ping(&self, nonce: u32) -> u32 {
         reply_to_ping(nonce, self.has_groups())
     }
 
     /// A deleted key has no owner any more.
-    pub(super) fn disown(&mut self, key: &[u8], ownership: &Ownership) {
+    pub(in crate::state) fn disown(&mut self, key: &[u8], ownership: &Ownership) {
         self.owners.remove_key(ownership.owner, key);
     }
 
     /// Copies the records of the connections whose waits are about to change, if a snapshot needs them.
-    pub(super) fn keep_waiting_connections(&mut self, list: ListId) {
+    pub(in crate::state) fn keep_waiting_connections(&mut self, list: ListId) {
         if self.directory.is_copying() {
             for conn in self.waiters.connections_of(list) {
                 self.directory.keep(conn, &self.waiters);
@@ -116,7 +117,7 @@ impl StoreState {
     }
 
     /// The wait of a connection for news of a group has ended.
-    pub(super) fn poll_ended(&mut self, conn: ConnId) {
+    pub(in crate::state) fn poll_ended(&mut self, conn: ConnId) {
         self.groups.wait_ended(conn);
     }
 
@@ -132,7 +133,7 @@ impl StoreState {
 
     /// The memory of what only extensions need: owned keys, deletions, groups, announcements and sessions in the journal.
     #[inline]
-    pub(super) fn extension_bytes(&self) -> usize {
+    pub(in crate::state) fn extension_bytes(&self) -> usize {
         self.carried_bytes
             + self.groups.memory_bytes()
             + self.slots.owned_bytes()
@@ -207,13 +208,13 @@ impl StoreState {
 
     /// The number of connections.
     #[cfg(debug_assertions)]
-    pub(super) fn connection_count(&self) -> usize {
+    pub(in crate::state) fn connection_count(&self) -> usize {
         self.directory.len()
     }
 
     /// Panics if an invariant of an extension is violated. `owned` is the number of keys with an owner.
     #[cfg(any(test, debug_assertions))]
-    pub(super) fn check_extensions(&self, owned: usize) {
+    pub(in crate::state) fn check_extensions(&self, owned: usize) {
         let owner_of = |key: &[u8]| Some(self.slots.get(key)?.ownership.as_ref()?.owner);
         let listed = self.owners.check_invariants(owner_of);
         assert_eq!(owned, listed, "an owner knows its keys");
@@ -223,7 +224,7 @@ impl StoreState {
 
     /// Whether [`check_request`](Self::check_request) has something to do.
     #[inline]
-    pub(super) fn has_checks(&self) -> bool {
+    pub(in crate::state) fn has_checks(&self) -> bool {
         self.slots.recorder.is_some()
             || self.memory_max.is_some()
             || !self.reserved_wakeups.is_empty()
@@ -234,7 +235,7 @@ impl StoreState {
     ///
     /// # Errors
     /// [`Refusal::MemoryFull`].
-    pub(super) fn check_request(
+    pub(in crate::state) fn check_request(
         &mut self,
         conn: ConnId,
         request: &Request<'_>,
@@ -270,7 +271,7 @@ impl StoreState {
     }
 
     /// Carries out a request that PyTorch's servers do not have.
-    pub(super) fn extend(
+    pub(in crate::state) fn extend(
         &mut self,
         conn: ConnId,
         extension: Extension<'_>,

@@ -1,9 +1,9 @@
 //! WAIT_GET (docs/spec/wire-extensions.md, section 9.2).
 
-use super::StoreState;
 use super::pending_wait::WantedKeys;
-use super::waiters::{Answer, Origin, Wants};
 use crate::message::{ConnId, Keys, Replies, Reply};
+use crate::state::StoreState;
+use crate::state::waiters::{Answer, Origin, Wants};
 use crate::wire::Opcode;
 
 impl StoreState {
@@ -30,7 +30,7 @@ impl StoreState {
 
     /// The last missing key of a WAIT_GET or WAIT_CHANGE was written. An earlier one may have been deleted again: then
     /// the wait continues.
-    pub(super) fn check_again(
+    pub(in crate::state) fn check_again(
         &mut self,
         conn: ConnId,
         mut wanted: WantedKeys,

@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use c10d_sim::Seeds;
 
-use super::StoreState;
 use super::missed_ends::MissedEnds;
 use crate::journal::batch::{Effect, effects};
 use crate::journal::format::FORMAT_VERSION;
 use crate::message::{ConnId, Extension, Keys, Payload, Replies, Reply, Request};
 use crate::moment::Moment;
 use crate::session::{Outstanding, ResentWait, Restart, SessionId};
+use crate::state::StoreState;
 use crate::wire::Opcode;
 
 const CLIENTS: usize = 3;

@@ -12,12 +12,12 @@ use std::time::Duration;
 use c10d_socket::{Liveness, Silence};
 use indexmap::IndexSet;
 
-use super::hashing::ConnHash;
-use super::hashing::KeyHash;
 use crate::journal::batch::Effect;
 use crate::message::ConnId;
 use crate::moment::Moment;
 use crate::session::SessionId;
+use crate::state::hashing::ConnHash;
+use crate::state::hashing::KeyHash;
 
 /// The most keys of an owner: its end is one step.
 pub(super) const OWNED_KEYS_MAX: usize = 1024;
@@ -43,7 +43,7 @@ pub(crate) struct KeptClient {
 
 /// The ownership of a slot's key, which expires with the owner.
 #[derive(Debug)]
-pub(super) struct Ownership {
+pub(in crate::state) struct Ownership {
     pub(super) owner: OwnerId,
     pub(super) client: Option<KeptClient>,
     /// Empty for none.
@@ -66,12 +66,12 @@ impl Ownership {
         }
     }
 
-    pub(super) const fn will_bytes(&self) -> usize {
+    pub(in crate::state) const fn will_bytes(&self) -> usize {
         self.will_key.len() + self.will_value.len()
     }
 
     /// Returns the effect that the journal keeps.
-    pub(super) fn effect<'a>(&'a self, key: &'a [u8]) -> Effect<'a> {
+    pub(in crate::state) fn effect<'a>(&'a self, key: &'a [u8]) -> Effect<'a> {
         let client = self.client.as_ref();
         Effect::Own {
             key,
@@ -145,7 +145,7 @@ fn silence_since(last: Moment, silence_max: Duration) -> Silence<Moment> {
 
 /// The owners of keys, and those that have asked for the end of their keys after a silence.
 #[derive(Debug, Default)]
-pub(super) struct Owners {
+pub(in crate::state) struct Owners {
     pub(super) owners: HashMap<OwnerId, Owner>,
     last: u64,
     pub(super) by_conn: HashMap<ConnId, OwnerId, ConnHash>,

@@ -9,10 +9,9 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 
-use super::hashing::KeyHash;
-use crate::journal::batch::BatchWriter;
-pub(super) use crate::journal::batch::Effect;
+use crate::journal::batch::{BatchWriter, Effect};
 use crate::message::ConnId;
+use crate::state::hashing::KeyHash;
 
 /// A map with room for at most this many names keeps its memory.
 const KEPT_NAMES: usize = 4096;
@@ -20,7 +19,7 @@ const KEPT_NAMES: usize = 4096;
 /// The place of an effect in the sequence of all effects since the start: the bytes before it. Older effects have
 /// smaller marks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Mark(u64);
+pub(in crate::state) struct Mark(u64);
 
 #[derive(Debug)]
 pub(crate) struct Recorder {
@@ -84,7 +83,7 @@ impl Recorder {
 
     /// The request reads this name, whose last effect is `last`.
     #[inline]
-    pub(super) fn look(&self, key: &[u8], last: Mark) {
+    pub(in crate::state) fn look(&self, key: &[u8], last: Mark) {
         if self.dependency.get() == self.gathering {
             return;
         }
@@ -120,7 +119,7 @@ impl Recorder {
     /// The request changes a name, whose last effect was `last`. Returns the new last effect.
     #[inline]
     #[must_use]
-    pub(super) fn record(&mut self, last: Mark, effect: Effect<'_>) -> Mark {
+    pub(in crate::state) fn record(&mut self, last: Mark, effect: Effect<'_>) -> Mark {
         self.changes += 1;
         self.dependency.set(self.gathering);
         if let Some(requester) = self.requester {
@@ -145,7 +144,7 @@ impl Recorder {
     }
 
     /// A name that was changed is removed, with this last effect.
-    pub(super) fn removed(&mut self, key: &[u8], last: Mark) {
+    pub(in crate::state) fn removed(&mut self, key: &[u8], last: Mark) {
         if last >= self.undurable_from {
             self.removed.insert(key.into(), last);
         }

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::slot::{Slot, SlotMap};
 use crate::journal::batch::{BatchWriter, Effect};
 use crate::message::ConnId;
 use crate::moment::Moment;
+use crate::state::slot::{Slot, SlotMap};
 
 /// The most prefixes that are deleted later.
 pub(super) const SCHEDULED_MAX: usize = 4096;
@@ -17,7 +17,7 @@ pub(super) const SCHEDULED_BYTES: usize = 256;
 
 /// A deletion of the names with a prefix that were not written since.
 #[derive(Debug, Clone)]
-pub(super) struct Sweep {
+pub(in crate::state) struct Sweep {
     prefix: Arc<[u8]>,
     /// Names with this prefix stay.
     kept: Option<Arc<[u8]>>,
@@ -28,7 +28,12 @@ pub(super) struct Sweep {
 
 impl Sweep {
     /// Begins after this many writes, as the deletion with this number.
-    pub(super) fn new(prefix: &[u8], kept: Option<&[u8]>, writes: u64, number: u32) -> Self {
+    pub(in crate::state) fn new(
+        prefix: &[u8],
+        kept: Option<&[u8]>,
+        writes: u64,
+        number: u32,
+    ) -> Self {
         Self {
             prefix: prefix.into(),
             kept: kept.map(Arc::from),
@@ -53,18 +58,18 @@ impl Sweep {
 
 /// A deletion that is under way. It visits the slots as [`Copying`](super::copies::Copying) does.
 #[derive(Debug)]
-pub(super) struct Sweeping {
+pub(in crate::state) struct Sweeping {
     sweep: Sweep,
     /// The slots with a smaller index have not been visited.
     left: usize,
     /// Names that were not visited, and whose slots have moved up, or whose queue is long.
     moved: Vec<Arc<[u8]>>,
-    pub(super) deleted: usize,
+    pub(in crate::state) deleted: usize,
 }
 
 impl Sweeping {
     /// Starts to visit this many slots.
-    pub(super) const fn new(sweep: Sweep, slots: usize) -> Self {
+    pub(in crate::state) const fn new(sweep: Sweep, slots: usize) -> Self {
         Self {
             sweep,
             left: slots,
@@ -74,19 +79,23 @@ impl Sweeping {
     }
 
     /// A slot changes its place.
-    pub(super) fn slot_moves(&mut self, name: &Arc<[u8]>, from: usize, to: usize) {
+    pub(in crate::state) fn slot_moves(&mut self, name: &Arc<[u8]>, from: usize, to: usize) {
         if (from..to).contains(&self.left.wrapping_sub(1)) && self.sweep.deletes(name) {
             self.visit_later(Arc::clone(name));
         }
     }
 
     /// Visits a name again.
-    pub(super) fn visit_later(&mut self, name: Arc<[u8]>) {
+    pub(in crate::state) fn visit_later(&mut self, name: Arc<[u8]>) {
         self.moved.push(name);
     }
 
     /// The next name with the prefix; `None` if the budget is used up, or all names were visited.
-    pub(super) fn next_name(&mut self, map: &SlotMap, budget: &mut usize) -> Option<Arc<[u8]>> {
+    pub(in crate::state) fn next_name(
+        &mut self,
+        map: &SlotMap,
+        budget: &mut usize,
+    ) -> Option<Arc<[u8]>> {
         if let Some(name) = self.moved.pop() {
             return Some(name);
         }
@@ -103,25 +112,25 @@ impl Sweeping {
     }
 
     /// Whether all names were visited.
-    pub(super) const fn is_done(&self) -> bool {
+    pub(in crate::state) const fn is_done(&self) -> bool {
         self.left == 0 && self.moved.is_empty()
     }
 
     /// Whether the value was not written since the deletion began.
-    pub(super) fn deletes_value(&self, slot: &Slot) -> bool {
+    pub(in crate::state) fn deletes_value(&self, slot: &Slot) -> bool {
         let written = slot.stored.as_ref().map(|stored| stored.written.version);
         written.is_some_and(|version| version.get() <= self.sweep.writes)
     }
 
     /// Whether no element was pushed since the deletion began.
-    pub(super) const fn deletes_queue(&self, slot: &Slot) -> bool {
+    pub(in crate::state) const fn deletes_queue(&self, slot: &Slot) -> bool {
         slot.queue.is_some() && slot.pushed_in < self.sweep.number
     }
 }
 
 /// The deletions in progress, the first of them under way, and the scheduled deletions.
 #[derive(Debug, Default)]
-pub(super) struct Sweeps {
+pub(in crate::state) struct Sweeps {
     /// The deletions, each with the connection that waits for its end.
     pub(super) queue: VecDeque<(Sweep, Option<ConnId>)>,
     scheduled: BTreeMap<Arc<[u8]>, (Moment, Duration)>,

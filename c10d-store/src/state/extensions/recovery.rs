@@ -1,16 +1,16 @@
 //! A store with a journal: recovery, and snapshots.
 
-use super::StoreState;
 use super::owners::KeptClient;
 use super::recorder::Recorder;
-use super::slot::Slot;
-use super::slot::Writer;
 use crate::decimal::parse_decimal;
 use crate::journal::batch::{BatchWriter, Effect};
 use crate::message::ConnectionId;
 use crate::message::{ConnId, Payload, Replies, Reply};
 use crate::moment::Moment;
 use crate::session::SessionId;
+use crate::state::StoreState;
+use crate::state::slot::Slot;
+use crate::state::slot::Writer;
 use crate::stored_value::Value;
 
 impl StoreState {

@@ -1,8 +1,8 @@
 //! Snapshots for observers, in slices.
 
-use super::StoreState;
 use super::image::{Image, SnapshotInProgress};
 use crate::snapshot::Counters;
+use crate::state::StoreState;
 
 /// The most keys of a snapshot, and the most queues. A job of 100,000 ranks has fewer.
 const SNAPSHOT_KEYS_MAX: usize = 262_144;

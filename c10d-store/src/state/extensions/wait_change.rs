@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use super::StoreState;
 use super::pending_wait::{KnownValue, WantedKeys};
-use super::slot::Slot;
-use super::waiters::{Answer, Wants};
 use crate::known::Known;
 use crate::message::{ConnId, Keys, Payload, Replies, Reply};
+use crate::state::StoreState;
+use crate::state::slot::Slot;
+use crate::state::waiters::{Answer, Wants};
 use crate::wire::Opcode;
 
 impl StoreState {

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use indexmap::IndexSet;
 
-use super::StoreState;
-use super::hashing::KeyHash;
 use super::owners::{KeptClient, OWNED_KEYS_MAX, OwnerId, Ownership, silence_max};
 use crate::journal::batch::BatchWriter;
 use crate::message::{ConnId, Payload, Replies, Reply};
 use crate::moment::Moment;
 use crate::session::SessionId;
+use crate::state::hashing::KeyHash;
+use crate::state::{StoreState, work_of};
 
 /// There is no connection that a reply could go to.
 struct Nobody;
@@ -72,7 +72,7 @@ impl StoreState {
             return;
         }
         let client = owner.client;
-        self.work += super::work_of(value) + super::work_of(will.1);
+        self.work += work_of(value) + work_of(will.1);
         let waiters = self
             .slots
             .write(key, Payload::Borrowed(value), self.writer());
@@ -286,7 +286,7 @@ impl StoreState {
         let writer = self.writer();
         for will in &wills {
             let value = Payload::Borrowed(&will.will_value);
-            self.work += super::work_of(&will.will_value);
+            self.work += work_of(&will.will_value);
             self.slots.write(&will.will_key, value, writer);
         }
         for will in &wills {

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use c10d_sim::Seeds;
 
-use super::StoreState;
 use super::owners::{KeptClient, OWNED_KEYS_MAX};
 use super::recovery::recovered;
-use super::tests::{OwnedReply, Recorder, delete, push, set};
 use crate::message::CloseReason;
 use crate::message::{ConnId, Extension, Keys, Payload, Request};
 use crate::moment::Moment;
 use crate::session::SessionId;
+use crate::state::StoreState;
+use crate::state::tests::{OwnedReply, Recorder, delete, push, set};
 
 const A: u64 = 1;
 const B: u64 = 2;

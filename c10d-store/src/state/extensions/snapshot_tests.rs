@@ -5,14 +5,14 @@ use std::time::{Duration, SystemTime};
 
 use c10d_sim::Seeds;
 
-use super::slot::Writer;
-use super::slots::Slots;
-use super::tests::Recorder;
-use super::{SNAPSHOT_SLICE, StoreState};
 use crate::message::{CloseReason, ConnectionId};
 use crate::message::{ConnId, Extension, Keys, Payload, Request};
 use crate::moment::Moment;
 use crate::snapshot::{ConnectionRecord, Counters, KeyRecord, QueueRecord, Snapshot, Version};
+use crate::state::slot::Writer;
+use crate::state::slots::Slots;
+use crate::state::tests::Recorder;
+use crate::state::{SNAPSHOT_SLICE, StoreState};
 
 const PEER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 7);
 

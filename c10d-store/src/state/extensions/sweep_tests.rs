@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use c10d_sim::Seeds;
 
-use super::StoreState;
 use super::recovery::recovered;
 use super::sweeps::SCHEDULED_MAX;
-use super::tests::{OwnedReply, Recorder, push, set};
 use crate::message::CloseReason;
 use crate::message::{ConnId, Extension, Keys, Request};
 use crate::moment::Moment;
+use crate::state::StoreState;
+use crate::state::tests::{OwnedReply, Recorder, push, set};
 
 const A: u64 = 1;
 const B: u64 = 2;

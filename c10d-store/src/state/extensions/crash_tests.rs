@@ -9,12 +9,12 @@ use std::collections::VecDeque;
 
 use c10d_sim::{Operation, Seeds, find_order};
 
-use super::StoreState;
-use super::tests::{OwnedReply, Recorder};
 use crate::journal::batch::{Effect, effects};
 use crate::journal::format::FORMAT_VERSION;
 use crate::message::CloseReason;
 use crate::message::{ConnId, Extension, Keys, Payload, Replies, Reply, Request};
+use crate::state::StoreState;
+use crate::state::tests::{OwnedReply, Recorder};
 
 const CLIENTS: u64 = 4;
 

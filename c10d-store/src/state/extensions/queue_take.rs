@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::StoreState;
-use super::count;
-use super::waiters::{Answer, Wants};
 use crate::message::{ConnId, Replies, Reply};
+use crate::state::StoreState;
+use crate::state::count;
+use crate::state::waiters::{Answer, Wants};
 use crate::wire::Opcode;
 
 /// The most bytes of the elements of one QUEUE_TAKE, with 8 bytes more for each: one reply must not fill the
@@ -32,7 +32,7 @@ impl StoreState {
     }
 
     /// Takes elements from a queue, which has some, and sends them.
-    pub(super) fn reply_elements(
+    pub(in crate::state) fn reply_elements(
         &mut self,
         conn: ConnId,
         key: &[u8],

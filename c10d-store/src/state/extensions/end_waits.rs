@@ -1,11 +1,11 @@
 //! END_WAITS (docs/spec/wire-extensions.md, section 9.11), and the END_WAITS that sessions have missed.
 
-use super::StoreState;
-use super::count;
 use crate::journal::batch::Effect;
 use crate::message::{ConnId, Replies, Reply};
 use crate::moment::Moment;
 use crate::session::ResentWait;
+use crate::state::StoreState;
+use crate::state::count;
 
 impl StoreState {
     /// docs/spec/wire-extensions.md, END_WAITS 1.
