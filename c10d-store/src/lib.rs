@@ -23,7 +23,8 @@
 //! # Features
 //!
 //! Without `extensions`, the items of *survive* and *observe a server* are missing, as are addresses that are looked up,
-//! [`HttpHandler`], and the options for sessions, journals and groups. Without `file`, [`FileStore`] and [`rendezvous()`] are missing.
+//! [`HttpHandler`], and the options for sessions, journals and groups. Without `file`, [`FileStore`] is missing,
+//! and [`rendezvous()`] refuses the URLs of files.
 //!
 //! Items of [`unstable`] are for the other crates of this repository.
 #![forbid(unsafe_code)]
