@@ -3,7 +3,7 @@
 use c10d_socket::{Moment, SendBuf};
 use mio::Token;
 
-use super::connection::Connections;
+use super::connection::{Connections, conn_id_of};
 use super::session_memory::SessionMemory;
 use crate::message::Request;
 use crate::state::{Refusal, StoreState};
@@ -65,17 +65,10 @@ pub(super) enum Hello {}
 #[derive(Debug, Clone, Copy)]
 pub(super) enum CarriedClient {}
 
-/// A request of such a client.
-#[derive(Debug)]
-pub(super) enum Begun {
-    New(CarriedClient),
-    Waits(CarriedClient),
-    Answered,
-}
-
 #[derive(Debug, Default)]
 pub(super) struct Checked {
-    pub(super) begun: Option<Begun>,
+    pub(super) done: Option<Result<(), Refusal>>,
+    pub(super) begun: Option<CarriedClient>,
     pub(super) hello: Option<Hello>,
     pub(super) may_sweep: bool,
 }
@@ -91,17 +84,24 @@ impl Parts<'_> {
         None
     }
 
-    pub(super) const fn must_check(&self, _: Option<CarriedClient>, _: &Request<'_>) -> bool {
-        false
+    #[inline]
+    pub(super) fn must_check(&self, _: Option<CarriedClient>, _: &Request<'_>) -> bool {
+        self.state.has_checks()
     }
 
     pub(super) fn check(
         &mut self,
-        _: Token,
+        token: Token,
         _: Option<CarriedClient>,
-        _: &Request<'_>,
+        request: &Request<'_>,
     ) -> Result<Checked, Refusal> {
-        Ok(Checked::default())
+        let conn = conn_id_of(token);
+        self.state.note_request(conn, request);
+        let checked = self.state.check_request(conn, request, self.connections);
+        Ok(Checked {
+            done: checked.map(|is_done| is_done.then_some(())).transpose(),
+            ..Checked::default()
+        })
     }
 
     pub(super) const fn finish(&mut self, begun: CarriedClient) {

@@ -24,7 +24,7 @@ use super::connection::{
 use super::counts::Counts;
 use super::options::ServerOptions;
 use super::recover::ServedJournal;
-use super::session_requests::{Begun, Hello, Parts};
+use super::session_requests::{Checked, Hello, Parts};
 use super::timers::Timers;
 use super::turn::TurnClock;
 #[cfg(feature = "extensions")]
@@ -511,36 +511,28 @@ impl EventLoop {
         let mut must_wait = false;
         let handle = |request: Request<'_>| {
             let before = parts.state.work();
-            let is_silent_write = request.is_silent_write();
-            let (mut begun, mut may_sweep) = (None, false);
+            let mut checked = Checked::default();
             // The only check for extensions before a plain request is carried out.
             if parts.must_check(carried, &request) {
-                let checked = parts.check(token, carried, &request)?;
-                (begun, may_sweep) = (checked.begun, checked.may_sweep);
-                hello = checked.hello.or(hello.take());
+                checked = parts.check(token, carried, &request)?;
+            } else {
+                parts.state.note_request(conn, &request);
             }
             // The only call, so that the compiler sees the path of a request as a whole.
-            let result = match &begun {
-                None | Some(Begun::New(_)) => parts.state.handle(conn, request, parts.connections),
-                Some(Begun::Waits(_) | Begun::Answered) => Ok(()),
+            let result = match checked.done {
+                None => parts.state.carry_out(conn, request, parts.connections),
+                Some(result) => result,
             };
-            let may_ask_why = match result {
-                Err(Refusal::MemoryFull { used, limit }) => {
-                    is_silent_write && parts.connections.may_ask_why(token, used, limit)
-                }
-                _ => false,
-            };
-            if let Some(Begun::New(begun) | Begun::Waits(begun)) = begun
+            if let Some(begun) = checked.begun
                 && result.is_ok()
             {
                 parts.finish(begun);
             }
             parts.record_woken();
             turn.spend(parts.state.work().wrapping_sub(before), Instant::now);
-            if !may_ask_why {
-                result?;
-            }
-            if may_sweep
+            result?;
+            hello = checked.hello;
+            if checked.may_sweep
                 && parts.state.is_sweeping_for(conn)
                 && let Some(connection) = parts.connections.get_mut(token)
             {

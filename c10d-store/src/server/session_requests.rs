@@ -50,7 +50,7 @@ pub(super) struct CarriedRequest {
 
 /// How a request of such a client is handled.
 #[derive(Debug)]
-pub(super) enum Begun {
+enum Begun {
     /// The state handles it.
     New(CarriedRequest),
     /// The request waits at a barrier, where it had arrived before a restart.
@@ -62,8 +62,10 @@ pub(super) enum Begun {
 /// The result of the checks before a request.
 #[derive(Debug, Default)]
 pub(super) struct Checked {
-    /// Set for a client whose session the journal keeps.
-    pub(super) begun: Option<Begun>,
+    /// The result of a request that the checks have carried out or refused.
+    pub(super) done: Option<Result<(), Refusal>>,
+    /// To be [finished](Parts::finish) after the request, for a client whose session the journal keeps.
+    pub(super) begun: Option<CarriedRequest>,
     /// The argument of SESSION.
     pub(super) hello: Option<Hello>,
     /// Whether the request may begin to delete names.
@@ -92,12 +94,13 @@ impl Parts<'_> {
         })
     }
 
-    /// Whether [`check`](Self::check) has something to do.
+    /// Whether [`check`](Self::check) has something to do besides noting the request in the state.
     #[inline]
     pub(super) fn must_check(&self, carried: Option<CarriedClient>, request: &Request<'_>) -> bool {
         carried.is_some()
             || matches!(request, Request::Extension(_))
             || self.connections.has_refused()
+            || self.state.has_checks()
     }
 
     /// Checks a request of a connection, which is `carried` if the journal keeps its session.
@@ -113,15 +116,51 @@ impl Parts<'_> {
         if let Some(refusal) = self.connections.unasked_refusal(token, request) {
             return Err(refusal);
         }
+        let (begun, is_new) = match carried.map(|client| self.begin(client, request)) {
+            None => (None, true),
+            Some(Begun::New(begun)) => (Some(begun), true),
+            Some(Begun::Waits(begun)) => (Some(begun), false),
+            Some(Begun::Answered) => (None, false),
+        };
+        let done = match is_new {
+            true => self.check_in_state(token, request),
+            false => Some(Ok(())),
+        };
+        if let Some(Err(Refusal::MemoryFull { used, limit })) = done
+            && request.is_silent_write()
+            && self.connections.may_ask_why(token, used, limit)
+        {
+            let done = Some(Ok(()));
+            return Ok(Checked {
+                done,
+                ..Checked::default()
+            });
+        }
         let hello = match request {
             Request::Extension(Extension::Session(hello)) => Some(*hello),
             _ => None,
         };
         Ok(Checked {
-            begun: carried.map(|client| self.begin(client, request)),
+            done,
+            begun,
             hello,
             may_sweep: matches!(request, Request::Extension(Extension::DeletePrefix { .. })),
         })
+    }
+
+    /// Returns the result of a request if it must not be carried out any more.
+    fn check_in_state(
+        &mut self,
+        token: Token,
+        request: &Request<'_>,
+    ) -> Option<Result<(), Refusal>> {
+        let conn = conn_id_of(token);
+        self.state.note_request(conn, request);
+        if !self.state.has_checks() {
+            return None;
+        }
+        let checked = self.state.check_request(conn, request, self.connections);
+        checked.map(|is_done| is_done.then_some(())).transpose()
     }
 
     /// Begins a request of a client whose session the journal keeps. The request may have been carried out before.

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use super::extensions::{Ownership, Recorder, WantedKeys};
 use super::waiters::{ListId, Origin};
 use super::{Refusal, StoreState};
-use crate::message::{CloseReason, ConnId, Keys, Outline, Replies, Request};
+use crate::message::{CloseReason, ConnId, Keys, Replies, Request};
 
 impl StoreState {
     pub(crate) const fn connect(&mut self, _conn: ConnId, _peer: SocketAddr) {}
@@ -14,8 +14,11 @@ impl StoreState {
 
     pub(super) fn end_extensions_of(&mut self, _conn: ConnId, _replies: &mut impl Replies) {}
 
+    /// Counts the work of a request.
     #[inline]
-    pub(super) const fn note_request(&mut self, _conn: ConnId, _outline: &Outline<'_>) {}
+    pub(crate) fn note_request(&mut self, _conn: ConnId, request: &Request<'_>) {
+        self.work += 1 + request.outline().key_count as u64;
+    }
 
     /// A plain PING: the server echoes every nonce, which announces no capability.
     pub(super) const fn answer_to_ping(&self, nonce: u32) -> u32 {
@@ -31,11 +34,11 @@ impl StoreState {
     pub(super) const fn check_extensions(&self, _owned: usize) {}
 
     #[inline]
-    pub(super) fn has_checks(&self) -> bool {
+    pub(crate) fn has_checks(&self) -> bool {
         self.memory_max.is_some() || !self.reserved_wakeups.is_empty()
     }
 
-    pub(super) fn check_request(
+    pub(crate) fn check_request(
         &mut self,
         conn: ConnId,
         request: &Request<'_>,

@@ -12,23 +12,36 @@ use crate::stored_value::Value;
 use crate::wire::Opcode;
 
 impl StoreState {
-    /// Handles one request of `conn`.
+    /// Handles one request of `conn`: a server makes these steps itself, with its own part of the checks.
     ///
     /// # Errors
     /// [`Refusal`] if the connection must be closed.
-    #[inline]
+    #[cfg(any(test, feature = "sim"))]
     pub(crate) fn handle(
         &mut self,
         conn: ConnId,
         request: Request<'_>,
         replies: &mut impl Replies,
     ) -> Result<(), Refusal> {
-        let outline = request.outline();
-        self.note_request(conn, &outline);
-        self.work += 1 + outline.key_count as u64;
+        self.note_request(conn, &request);
         if self.has_checks() && self.check_request(conn, &request, replies)? {
             return Ok(());
         }
+        self.carry_out(conn, request, replies)
+    }
+
+    /// Carries out one request of `conn`, which was [noted](Self::note_request), and
+    /// [checked](Self::check_request) if [`has_checks`](Self::has_checks).
+    ///
+    /// # Errors
+    /// [`Refusal`] if the connection must be closed.
+    #[inline]
+    pub(crate) fn carry_out(
+        &mut self,
+        conn: ConnId,
+        request: Request<'_>,
+        replies: &mut impl Replies,
+    ) -> Result<(), Refusal> {
         match request {
             Request::Validate { .. } => return Err(Refusal::UnexpectedValidate),
             Request::Ping { nonce } => {

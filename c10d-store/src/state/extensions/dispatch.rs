@@ -7,9 +7,7 @@ use super::owners::{Ownership, silence_max};
 use super::served_groups::ServedGroups;
 use super::sweeps::SCHEDULED_BYTES;
 use crate::groups::{GroupRequest, Groups};
-use crate::message::{
-    CloseReason, ConnId, ConnectionId, Extension, Keys, Outline, Replies, Request,
-};
+use crate::message::{CloseReason, ConnId, ConnectionId, Extension, Keys, Replies, Request};
 use crate::snapshot::Closed;
 use crate::state::memory::{check_room, most_growth_of_name};
 use crate::state::slots::OWNERSHIP_BYTES;
@@ -91,9 +89,11 @@ impl StoreState {
 
     /// Records a request, and who makes it.
     #[inline]
-    pub(in crate::state) fn note_request(&mut self, conn: ConnId, outline: &Outline<'_>) {
+    pub(crate) fn note_request(&mut self, conn: ConnId, request: &Request<'_>) {
+        let outline = request.outline();
+        self.work += 1 + outline.key_count as u64;
         let (now, waiters) = (self.now, &self.waiters);
-        let requester = self.directory.note_request(conn, outline, now, waiters);
+        let requester = self.directory.note_request(conn, &outline, now, waiters);
         self.requester = requester.unwrap_or_default();
     }
 
@@ -224,7 +224,7 @@ impl StoreState {
 
     /// Whether [`check_request`](Self::check_request) has something to do.
     #[inline]
-    pub(in crate::state) fn has_checks(&self) -> bool {
+    pub(crate) fn has_checks(&self) -> bool {
         self.slots.recorder.is_some()
             || self.memory_max.is_some()
             || !self.reserved_wakeups.is_empty()
@@ -235,7 +235,7 @@ impl StoreState {
     ///
     /// # Errors
     /// [`Refusal::MemoryFull`].
-    pub(in crate::state) fn check_request(
+    pub(crate) fn check_request(
         &mut self,
         conn: ConnId,
         request: &Request<'_>,

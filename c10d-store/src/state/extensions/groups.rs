@@ -115,12 +115,12 @@ impl StoreState {
         let mut effects = Vec::new();
         let result = step(&mut **self.groups.groups.as_mut()?, now, &mut effects);
         for effect in effects {
-            self.carry_out(effect, replies);
+            self.apply_effect(effect, replies);
         }
         Some(result)
     }
 
-    fn carry_out(&mut self, effect: GroupEffect, replies: &mut impl Replies) {
+    fn apply_effect(&mut self, effect: GroupEffect, replies: &mut impl Replies) {
         match effect {
             GroupEffect::Reply {
                 conn,
