@@ -1,13 +1,12 @@
 //! The store's state machine. Pure: no socket, clock or thread.
 //!
-//! Report every accepted connection with [`StoreState::connect`], pass requests one at a time to
-//! [`StoreState::handle`], and report every closed connection with [`StoreState::disconnect`]. Replies go to the
+//! Report every accepted connection with [`StoreState::connect`], pass each request to
+//! [`StoreState::note_request`], to [`StoreState::check_request`] if the state [has checks](StoreState::has_checks), and to
+//! [`StoreState::carry_out`], and report every closed connection with [`StoreState::disconnect`]. Replies go to the
 //! caller's [`Replies`] in sending order. The behaviour is specified in docs/spec/wire.md, section 5.
 //!
 //! A snapshot starts with `StoreState::start_snapshot` and is copied in slices, between which requests continue.
 
-#[cfg(not(feature = "extensions"))]
-mod absent;
 #[cfg(feature = "extensions")]
 mod extensions;
 mod hashing;
@@ -30,23 +29,19 @@ mod waiters;
 #[cfg(all(test, feature = "extensions"))]
 mod work_tests;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::message::{CloseReason, ConnId, ConnectionId, Replies, Reply};
 use crate::moment::Moment;
 use crate::wire::Opcode;
-#[cfg(not(feature = "extensions"))]
-use absent as extensions;
+use extensions::Extensions;
 pub(crate) use extensions::Recorder;
 #[cfg(feature = "extensions")]
-use extensions::{
-    Announcements, Directory, MissedEnds, Owners, ServedGroups, SnapshotInProgress, Sweeps,
-};
-#[cfg(feature = "extensions")]
 pub(crate) use extensions::{Image, KeptClient, SNAPSHOT_SLICE};
-use hashing::ConnHash;
 pub(crate) use memory::peer_reserve;
+#[cfg(not(feature = "extensions"))]
+use plain as extensions;
 use slot::Writer;
 use slots::{NotANumber, Slots};
 use waiters::{Origin, Waiters, Woken};
@@ -90,16 +85,7 @@ const WOKEN_KEPT: usize = 1024;
 pub(crate) struct StoreState {
     slots: Slots,
     waiters: Waiters,
-    #[cfg(feature = "extensions")]
-    directory: Directory,
-    #[cfg(feature = "extensions")]
-    announcements: Announcements,
-    #[cfg(feature = "extensions")]
-    owners: Owners,
-    #[cfg(feature = "extensions")]
-    sweeps: Sweeps,
-    #[cfg(feature = "extensions")]
-    groups: ServedGroups,
+    extensions: Extensions,
     /// The current time, as last set by the server.
     now: Moment,
     /// The connection whose request is being handled.
@@ -109,8 +95,6 @@ pub(crate) struct StoreState {
     memory_max: Option<usize>,
     /// The memory besides the data that peers take.
     peer_bytes: usize,
-    /// The memory of the journal's state of sessions.
-    carried_bytes: usize,
     peak: peak::Peak,
     /// Requests carried out, keys visited for them, and bytes copied, in [`BYTES_PER_WORK`].
     work: u64,
@@ -118,12 +102,6 @@ pub(crate) struct StoreState {
     /// name. If that request is not a pop or take, the wakeup passes to the next waiter, so that no wait continues
     /// while the queue has an element.
     reserved_wakeups: HashMap<ConnId, Box<[u8]>>,
-    /// Connections whose wait END_WAITS has ended, and that have not sent their next request.
-    ended_waits: HashSet<ConnId, ConnHash>,
-    #[cfg(feature = "extensions")]
-    missed_ends: MissedEnds,
-    #[cfg(feature = "extensions")]
-    snapshot: Option<Box<SnapshotInProgress>>,
     /// Scratch space, empty between calls.
     woken: Vec<Woken>,
     emptied: Vec<Arc<[u8]>>,

@@ -260,9 +260,8 @@ impl StoreState {
     #[inline(always)] // Most requests.
     pub(super) fn reply_value(&mut self, conn: ConnId, key: &[u8], replies: &mut impl Replies) {
         let stored = self.slots.get(key).and_then(|slot| slot.stored.as_ref());
-        #[cfg(feature = "extensions")]
         if let Some(stored) = stored {
-            self.directory.note_read(conn, stored.written.version.get());
+            self.extensions.note_read(conn, stored);
         }
         self.reply(
             replies,

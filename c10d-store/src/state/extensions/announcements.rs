@@ -14,7 +14,7 @@ const TOTAL_BYTES_MAX: usize = 64 << 20;
 const OVERHEAD_BYTES: usize = 1 << 10;
 
 #[derive(Debug, Default)]
-pub(in crate::state) struct Announcements {
+pub(super) struct Announcements {
     by_connection: BTreeMap<ConnectionId, Announced>,
     /// The closed connections with an announcement, in the order of closing. Some may have been removed.
     closed: VecDeque<ConnectionId>,

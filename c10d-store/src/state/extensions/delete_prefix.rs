@@ -25,11 +25,11 @@ impl StoreState {
         replies: &mut impl Replies,
     ) {
         if delay_millis == 0 {
-            if self.sweeps.unschedule(prefix) {
+            if self.extensions.sweeps.unschedule(prefix) {
                 self.record_schedule(prefix, 0);
             }
             self.begin_sweep(prefix, Some(conn));
-        } else if self.sweeps.has_room_for(prefix) {
+        } else if self.extensions.sweeps.has_room_for(prefix) {
             self.recover_schedule(prefix, delay_millis);
             self.record_schedule(prefix, delay_millis);
             self.reply(replies, conn, Reply::Integer(0));
@@ -41,38 +41,38 @@ impl StoreState {
     /// Carries out `Effect::Schedule`.
     pub(super) fn recover_schedule(&mut self, prefix: &[u8], delay_millis: u32) {
         if delay_millis == 0 {
-            self.sweeps.unschedule(prefix);
+            self.extensions.sweeps.unschedule(prefix);
         } else {
             let delay = Duration::from_millis(u64::from(delay_millis));
-            self.sweeps.schedule(prefix, self.now, delay);
+            self.extensions.sweeps.schedule(prefix, self.now, delay);
         }
     }
 
     /// Returns when the next scheduled deletion starts.
     pub(crate) fn next_sweep(&self) -> Option<Moment> {
-        self.sweeps.next_scheduled().map(|(at, _)| *at)
+        self.extensions.sweeps.next_scheduled().map(|(at, _)| *at)
     }
 
     /// Whether a connection waits for the end of a deletion.
     pub(crate) fn is_sweeping_for(&self, conn: ConnId) -> bool {
-        self.sweeps.is_awaited_by(conn)
+        self.extensions.sweeps.is_awaited_by(conn)
     }
 
     /// Whether [`continue_sweep`](Self::continue_sweep) can delete something now.
     pub(crate) fn can_sweep(&self) -> bool {
         let gathered_bytes = self.recorder().map_or(0, Recorder::gathered_bytes);
-        !self.sweeps.queue.is_empty() && gathered_bytes <= GATHERED_BYTES_MAX
+        !self.extensions.sweeps.queue.is_empty() && gathered_bytes <= GATHERED_BYTES_MAX
     }
 
     /// Starts the deletions that are due, and deletes for less than a millisecond. Returns the connection that has the reply
     /// to its request, which is complete.
     pub(crate) fn continue_sweep(&mut self, replies: &mut impl Replies) -> Option<ConnId> {
-        while let Some((at, prefix)) = self.sweeps.next_scheduled()
+        while let Some((at, prefix)) = self.extensions.sweeps.next_scheduled()
             && *at <= self.now
         {
             let prefix = Arc::clone(prefix);
             self.look_at_all();
-            self.sweeps.unschedule(&prefix);
+            self.extensions.sweeps.unschedule(&prefix);
             self.record_schedule(&prefix, 0);
             self.begin_sweep(&prefix, None);
         }
@@ -80,12 +80,12 @@ impl StoreState {
             return None;
         }
         self.look_at_all();
-        let owners = &mut self.owners;
+        let owners = &mut self.extensions.owners;
         let deleted = self.slots.sweep(SLICE, |key, ownership| {
             owners.remove_key(ownership.owner, key);
         })?;
-        let (_, asker) = self.sweeps.queue.pop_front()?;
-        if let Some((next, _)) = self.sweeps.queue.front() {
+        let (_, asker) = self.extensions.sweeps.queue.pop_front()?;
+        if let Some((next, _)) = self.extensions.sweeps.queue.front() {
             self.slots.start_sweep(next.clone());
         }
         let asker = asker?;
@@ -107,10 +107,10 @@ impl StoreState {
     /// Deletes all names with the first prefix, except names with the second prefix. It replaces an earlier such
     /// deletion that has not begun.
     pub(super) fn sweep_all_but(&mut self, prefix: &[u8], kept: &[u8]) {
-        let mut waiting = self.sweeps.queue.iter().skip(1);
+        let mut waiting = self.extensions.sweeps.queue.iter().skip(1);
         let earlier = waiting.position(|(sweep, asker)| asker.is_none() && sweep.keeps_of(prefix));
         if let Some(earlier) = earlier {
-            self.sweeps.queue.remove(1 + earlier);
+            self.extensions.sweeps.queue.remove(1 + earlier);
         }
         self.begin_sweep_but(prefix, Some(kept), None);
     }
@@ -121,9 +121,9 @@ impl StoreState {
 
     fn begin_sweep_but(&mut self, prefix: &[u8], kept: Option<&[u8]>, asker: Option<ConnId>) {
         let sweep = self.slots.new_sweep(prefix, kept);
-        if self.sweeps.queue.is_empty() {
+        if self.extensions.sweeps.queue.is_empty() {
             self.slots.start_sweep(sweep.clone());
         }
-        self.sweeps.queue.push_back((sweep, asker));
+        self.extensions.sweeps.queue.push_back((sweep, asker));
     }
 }

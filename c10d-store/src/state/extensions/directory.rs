@@ -36,7 +36,7 @@ impl Entry {
 }
 
 #[derive(Debug, Default)]
-pub(in crate::state) struct Directory {
+pub(super) struct Directory {
     /// The entries by [`ConnId::slot`].
     entries: Vec<Entry>,
     open: usize,
@@ -134,7 +134,7 @@ impl Directory {
 
     /// Records that a value was sent to a connection. [`keep`](Self::keep) must have been called.
     #[inline]
-    pub(in crate::state) fn note_read(&mut self, conn: ConnId, version: u64) {
+    pub(super) fn note_read(&mut self, conn: ConnId, version: u64) {
         if let Some(entry) = entry_mut(&mut self.entries, conn) {
             entry.activity.note_read(version);
         }

@@ -18,15 +18,14 @@ use crate::wire::reply_to_ping;
 impl StoreState {
     /// An empty store.
     pub(crate) fn new(groups: Option<Box<dyn Groups>>) -> Self {
-        Self {
-            groups: ServedGroups::new(groups),
-            ..Self::default()
-        }
+        let mut state = Self::default();
+        state.extensions.groups = ServedGroups::new(groups);
+        state
     }
 
     /// Adds an accepted connection.
     pub(crate) fn connect(&mut self, conn: ConnId, peer: SocketAddr) {
-        self.directory.connect(conn, peer, self.now);
+        self.extensions.directory.connect(conn, peer, self.now);
     }
 
     /// A connection closes: its record is kept, and it is the writer of its wills.
@@ -36,11 +35,14 @@ impl StoreState {
             at: self.now.since_start(),
             reason,
         };
-        let announcements = &mut self.announcements;
+        let announcements = &mut self.extensions.announcements;
         let dropped = |dropped| announcements.forget(dropped);
-        let closed = self.directory.close(conn, closed, &self.waiters, dropped);
+        let closed = self
+            .extensions
+            .directory
+            .close(conn, closed, &self.waiters, dropped);
         if let Some(closed) = closed {
-            self.announcements.close(closed);
+            self.extensions.announcements.close(closed);
         }
         self.requester = closed.unwrap_or_default();
     }
@@ -48,8 +50,8 @@ impl StoreState {
     /// Ends what a closed connection leaves to the extensions, its keys among them.
     pub(in crate::state) fn end_extensions_of(&mut self, conn: ConnId, replies: &mut impl Replies) {
         self.waiters.set_away(conn, None);
-        self.ended_waits.remove(&conn);
-        self.sweeps.forget(conn);
+        self.extensions.ended_waits.remove(&conn);
+        self.extensions.sweeps.forget(conn);
         self.end_owner(conn, replies);
         self.end_speaker(conn, replies);
     }
@@ -58,7 +60,7 @@ impl StoreState {
     /// connection that is away receives no element of a queue, and passes on a wakeup. A connection that returns
     /// receives the available elements.
     pub(crate) fn set_away(&mut self, conn: ConnId, is_away: bool, replies: &mut impl Replies) {
-        self.directory.keep(conn, &self.waiters);
+        self.extensions.directory.keep(conn, &self.waiters);
         if !self.waiters.set_away(conn, is_away.then_some(self.now)) {
             return;
         }
@@ -73,7 +75,7 @@ impl StoreState {
     /// Removes a connection that has sent no request and belongs to another protocol, as if it had not been
     /// accepted.
     pub(crate) fn hand_over(&mut self, conn: ConnId) {
-        self.directory.hand_over(conn, &self.waiters);
+        self.extensions.directory.hand_over(conn, &self.waiters);
     }
 
     /// The number of names that a connection waits for.
@@ -84,7 +86,7 @@ impl StoreState {
 
     /// The address of an open connection's peer.
     pub(crate) fn peer(&self, conn: ConnId) -> Option<SocketAddr> {
-        self.directory.peer(conn)
+        self.extensions.directory.peer(conn)
     }
 
     /// Records a request, and who makes it.
@@ -93,7 +95,10 @@ impl StoreState {
         let outline = request.outline();
         self.work += 1 + outline.key_count as u64;
         let (now, waiters) = (self.now, &self.waiters);
-        let requester = self.directory.note_request(conn, &outline, now, waiters);
+        let requester = self
+            .extensions
+            .directory
+            .note_request(conn, &outline, now, waiters);
         self.requester = requester.unwrap_or_default();
     }
 
@@ -104,26 +109,26 @@ impl StoreState {
 
     /// A deleted key has no owner any more.
     pub(in crate::state) fn disown(&mut self, key: &[u8], ownership: &Ownership) {
-        self.owners.remove_key(ownership.owner, key);
+        self.extensions.owners.remove_key(ownership.owner, key);
     }
 
     /// Copies the records of the connections whose waits are about to change, if a snapshot needs them.
     pub(in crate::state) fn keep_waiting_connections(&mut self, list: ListId) {
-        if self.directory.is_copying() {
+        if self.extensions.directory.is_copying() {
             for conn in self.waiters.connections_of(list) {
-                self.directory.keep(conn, &self.waiters);
+                self.extensions.directory.keep(conn, &self.waiters);
             }
         }
     }
 
     /// The wait of a connection for news of a group has ended.
     pub(in crate::state) fn poll_ended(&mut self, conn: ConnId) {
-        self.groups.wait_ended(conn);
+        self.extensions.groups.wait_ended(conn);
     }
 
     /// Sets what the server keeps of sessions in its journal.
     pub(crate) const fn set_carried_bytes(&mut self, bytes: usize) {
-        self.carried_bytes = bytes;
+        self.extensions.carried_bytes = bytes;
     }
 
     /// The most memory for announcements: they are no reason to refuse writes.
@@ -134,12 +139,12 @@ impl StoreState {
     /// The memory of what only extensions need: owned keys, deletions, groups, announcements and sessions in the journal.
     #[inline]
     pub(in crate::state) fn extension_bytes(&self) -> usize {
-        self.carried_bytes
-            + self.groups.memory_bytes()
+        self.extensions.carried_bytes
+            + self.extensions.groups.memory_bytes()
             + self.slots.owned_bytes()
-            + self.sweeps.scheduled_bytes
-            + self.missed_ends.memory_bytes()
-            + self.announcements.total_bytes()
+            + self.extensions.sweeps.scheduled_bytes
+            + self.extensions.missed_ends.memory_bytes()
+            + self.extensions.announcements.total_bytes()
     }
 
     /// [`check_memory`](Self::check_memory) for a request that PyTorch's servers do not have.
@@ -182,7 +187,7 @@ impl StoreState {
                 prefix,
                 delay_millis: 1..,
             } => (SCHEDULED_BYTES + prefix.len(), limit),
-            Extension::Membership { bytes, .. } => (self.groups.growth_of(bytes), limit),
+            Extension::Membership { bytes, .. } => (self.extensions.groups.growth_of(bytes), limit),
             Extension::CompareExchange {
                 key,
                 expected,
@@ -203,23 +208,23 @@ impl StoreState {
             return Some(of_value + OWNERSHIP_BYTES);
         };
         let owner = slot.ownership.as_ref().map(|it| it.owner);
-        (owner.is_some() && owner == self.owners.of(conn)).then_some(of_value)
+        (owner.is_some() && owner == self.extensions.owners.of(conn)).then_some(of_value)
     }
 
     /// The number of connections.
     #[cfg(debug_assertions)]
     pub(in crate::state) fn connection_count(&self) -> usize {
-        self.directory.len()
+        self.extensions.directory.len()
     }
 
     /// Panics if an invariant of an extension is violated. `owned` is the number of keys with an owner.
     #[cfg(any(test, debug_assertions))]
     pub(in crate::state) fn check_extensions(&self, owned: usize) {
         let owner_of = |key: &[u8]| Some(self.slots.get(key)?.ownership.as_ref()?.owner);
-        let listed = self.owners.check_invariants(owner_of);
+        let listed = self.extensions.owners.check_invariants(owner_of);
         assert_eq!(owned, listed, "an owner knows its keys");
-        self.directory.check_invariants();
-        self.groups.check_invariants();
+        self.extensions.directory.check_invariants();
+        self.extensions.groups.check_invariants();
     }
 
     /// Whether [`check_request`](Self::check_request) has something to do.
@@ -228,7 +233,7 @@ impl StoreState {
         self.slots.recorder.is_some()
             || self.memory_max.is_some()
             || !self.reserved_wakeups.is_empty()
-            || !self.ended_waits.is_empty()
+            || !self.extensions.ended_waits.is_empty()
     }
 
     /// Checks a request before it is carried out. Returns whether it is done already.
@@ -258,7 +263,7 @@ impl StoreState {
         if !self.reserved_wakeups.is_empty() {
             self.return_wakeup(conn, Some(request), replies);
         }
-        let was_ended = self.ended_waits.remove(&conn);
+        let was_ended = self.extensions.ended_waits.remove(&conn);
         match checked {
             Err(Refusal::MemoryFull { used, limit }) if can_report => {
                 self.report_full(conn, request, (used, limit), replies);
@@ -322,7 +327,8 @@ impl StoreState {
                 let connection = self.requester;
                 if connection != ConnectionId::default() {
                     let most = self.announced_bytes_max();
-                    self.announcements
+                    self.extensions
+                        .announcements
                         .put(connection, self.now, bytes.as_bytes(), most);
                 }
             }

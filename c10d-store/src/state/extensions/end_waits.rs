@@ -10,7 +10,7 @@ use crate::state::count;
 impl StoreState {
     /// docs/spec/wire-extensions.md, END_WAITS 1.
     pub(super) fn end_waits(&mut self, conn: ConnId, prefix: &[u8], replies: &mut impl Replies) {
-        if self.missed_ends.has_sessions() {
+        if self.extensions.missed_ends.has_sessions() {
             // A wait that has ended late counts as ended for this request, too, once its end is durable.
             self.depend_on_batch();
         }
@@ -33,9 +33,9 @@ impl StoreState {
     }
 
     pub(super) fn end_wait_of(&mut self, waiting: ConnId, replies: &mut impl Replies) {
-        self.directory.keep(waiting, &self.waiters);
+        self.extensions.directory.keep(waiting, &self.waiters);
         self.cancel(waiting);
-        self.ended_waits.insert(waiting);
+        self.extensions.ended_waits.insert(waiting);
         self.reply(replies, waiting, Reply::WaitCanceled);
         self.waits_cancelled += 1;
     }
@@ -43,32 +43,32 @@ impl StoreState {
     /// Sets whether the last request of a connection was a wait that END_WAITS has ended. A kept reply of a session shows it.
     pub(crate) fn set_wait_ended(&mut self, conn: ConnId, was_ended: bool) {
         if was_ended {
-            self.ended_waits.insert(conn);
-        } else if !self.ended_waits.is_empty() {
-            self.ended_waits.remove(&conn);
+            self.extensions.ended_waits.insert(conn);
+        } else if !self.extensions.ended_waits.is_empty() {
+            self.extensions.ended_waits.remove(&conn);
         }
     }
 
     /// This server of the journal has this number, and sessions of earlier servers may return with waits
     /// (docs/spec/wire-extensions.md, END_WAITS 4), until [`forget_ends`](Self::forget_ends).
     pub(crate) const fn expect_sessions(&mut self, server: u32) {
-        self.missed_ends.expect_sessions(server);
+        self.extensions.missed_ends.expect_sessions(server);
     }
 
     /// There are sessions, which may lose their links and send waits in the meantime (docs/spec/wire-extensions.md,
     /// END_WAITS 4).
     pub(crate) const fn remember_ends(&mut self) {
-        self.missed_ends.remember();
+        self.extensions.missed_ends.remember();
     }
 
     /// Sessions of earlier servers can no longer return.
     pub(crate) fn forget_ends(&mut self) {
-        self.missed_ends.forget();
+        self.extensions.missed_ends.forget();
     }
 
     /// Remembers an END_WAITS of this server for sessions that return later.
     pub(super) fn remember_end(&mut self, prefix: &[u8]) {
-        if let Some(server) = self.missed_ends.add(prefix, self.now)
+        if let Some(server) = self.extensions.missed_ends.add(prefix, self.now)
             && let Some(recorder) = &mut self.slots.recorder
         {
             recorder.record_unnamed(Effect::EndWaits { prefix, server });
@@ -87,8 +87,8 @@ impl StoreState {
         let Some(waiting) = self.waiters.waiting_of(conn) else {
             return;
         };
-        self.work += u64::from(waiting.missing) + self.missed_ends.len() as u64;
-        let missed = self.missed_ends.missed_by(wait, accepted);
+        self.work += u64::from(waiting.missing) + self.extensions.missed_ends.len() as u64;
+        let missed = self.extensions.missed_ends.missed_by(wait, accepted);
         let names = || self.waiters.missing_of(waiting);
         let is_ended = !missed.is_empty() && names().any(|name| missed.has(name));
         if is_ended {

@@ -25,21 +25,21 @@ impl Replies for Nobody {
 impl StoreState {
     /// The connection is this client of a session that the journal keeps.
     pub(crate) fn name_client(&mut self, conn: ConnId, client: KeptClient) {
-        self.owners.claim(conn, Some(client));
+        self.extensions.owners.claim(conn, Some(client));
     }
 
     /// A client of a session is opened. If the journal keeps it and it was an owner before the server was restarted, it is
     /// one again.
     pub(crate) fn adopt(&mut self, conn: ConnId, client: KeptClient) {
-        self.directory.note_resumes(conn);
-        let Some(id) = self.owners.by_client.get(&client).copied() else {
+        self.extensions.directory.note_resumes(conn);
+        let Some(id) = self.extensions.owners.by_client.get(&client).copied() else {
             return;
         };
-        if let Some(owner) = self.owners.owners.get_mut(&id) {
+        if let Some(owner) = self.extensions.owners.owners.get_mut(&id) {
             owner.conn = Some(conn);
             owner.heard = self.now;
-            self.owners.by_conn.insert(conn, id);
-            self.owners.watch(id, self.now);
+            self.extensions.owners.by_conn.insert(conn, id);
+            self.extensions.owners.watch(id, self.now);
         }
     }
 
@@ -52,7 +52,7 @@ impl StoreState {
         will: (&[u8], &[u8]),
         replies: &mut impl Replies,
     ) {
-        let owner = self.owners.of(conn);
+        let owner = self.extensions.owners.of(conn);
         let is_owned = match self.slots.get(key) {
             Some(slot) if slot.stored.is_some() => {
                 let of_key = slot.ownership.as_ref().map(|it| it.owner);
@@ -65,8 +65,8 @@ impl StoreState {
             }
             _ => false,
         };
-        let id = self.owners.claim(conn, None);
-        let owner = &self.owners.owners[&id];
+        let id = self.extensions.owners.claim(conn, None);
+        let owner = &self.extensions.owners.owners[&id];
         if !is_owned && owner.keys.len() >= OWNED_KEYS_MAX {
             self.reply(replies, conn, Reply::TooManyOwned);
             return;
@@ -79,8 +79,8 @@ impl StoreState {
         let name = self
             .slots
             .own(key, Ownership::new(id, client, will.0, will.1));
-        self.owners.add_key(id, name);
-        self.owners.watch(id, self.now);
+        self.extensions.owners.add_key(id, name);
+        self.extensions.owners.watch(id, self.now);
         self.wake_for_value(waiters, replies);
         self.reply(replies, conn, Reply::Owned);
     }
@@ -98,20 +98,20 @@ impl StoreState {
 
     /// Sets the longest silence of a connection. Returns whether it has been silent for longer than the one before.
     pub(super) fn set_silence(&mut self, conn: ConnId, silence_max: Option<Duration>) -> bool {
-        let known = self.owners.of(conn);
+        let known = self.extensions.owners.of(conn);
         if known.is_none() && silence_max.is_none() {
             return false;
         }
-        let id = self.owners.claim(conn, None);
-        let Some(owner) = self.owners.owners.get_mut(&id) else {
+        let id = self.extensions.owners.claim(conn, None);
+        let Some(owner) = self.extensions.owners.owners.get_mut(&id) else {
             return false;
         };
         let changes = owner.silence_max != silence_max || owner.has_been_silent;
         owner.silence_max = silence_max;
-        owner.speaks = self.groups.is_speaker(conn);
+        owner.speaks = self.extensions.groups.is_speaker(conn);
         owner.heard = self.now;
         let was_silent = mem::take(&mut owner.has_been_silent);
-        self.owners.watch(id, self.now);
+        self.extensions.owners.watch(id, self.now);
         if was_silent && let Some(recorder) = &mut self.slots.recorder {
             // It reports that keys have expired.
             recorder.look_at_all();
@@ -124,28 +124,33 @@ impl StoreState {
 
     /// The connection speaks for members, whose end a silence is.
     pub(super) fn watch_speaker(&mut self, conn: ConnId) {
-        if self.groups.is_speaker(conn)
-            && let Some(id) = self.owners.of(conn)
-            && let Some(owner) = self.owners.owners.get_mut(&id)
+        if self.extensions.groups.is_speaker(conn)
+            && let Some(id) = self.extensions.owners.of(conn)
+            && let Some(owner) = self.extensions.owners.owners.get_mut(&id)
         {
             owner.speaks = true;
-            self.owners.watch(id, self.now);
+            self.extensions.owners.watch(id, self.now);
         }
     }
 
     /// Returns when [`end_silent`](Self::end_silent) is due.
     pub(crate) fn next_silence(&self) -> Option<Moment> {
-        self.owners.checks.first().map(|(at, _)| *at)
+        self.extensions.owners.checks.first().map(|(at, _)| *at)
     }
 
     /// Ends the keys of owners that were silent for too long.
     pub(crate) fn end_silent(&mut self, replies: &mut impl Replies) {
-        while let Some((due, id)) = self.owners.next_check(self.now) {
-            let conn = self.owners.owners.get(&id).and_then(|owner| owner.conn);
-            let last = conn.and_then(|conn| self.directory.last_request(conn));
+        while let Some((due, id)) = self.extensions.owners.next_check(self.now) {
+            let conn = self
+                .extensions
+                .owners
+                .owners
+                .get(&id)
+                .and_then(|owner| owner.conn);
+            let last = conn.and_then(|conn| self.extensions.directory.last_request(conn));
             let (connection, last) = last.unwrap_or_default();
-            if self.owners.is_silent(id, last, due, self.now)
-                && let Some(owner) = self.owners.owners.get_mut(&id)
+            if self.extensions.owners.is_silent(id, last, due, self.now)
+                && let Some(owner) = self.extensions.owners.owners.get_mut(&id)
             {
                 owner.has_been_silent = true;
                 let keys = mem::take(&mut owner.keys);
@@ -163,15 +168,15 @@ impl StoreState {
 
     /// A connection has ended, and so do its keys. [`look_at_all`](Self::look_at_all) has been called.
     pub(super) fn end_owner(&mut self, conn: ConnId, replies: &mut impl Replies) {
-        if let Some(id) = self.owners.of(conn) {
-            let keys = self.owners.remove(id);
+        if let Some(id) = self.extensions.owners.of(conn) {
+            let keys = self.extensions.owners.remove(id);
             self.end_keys(keys, replies);
         }
     }
 
     /// A client that has not returned after a restart of the server has ended.
     pub(crate) fn end_client(&mut self, client: KeptClient, replies: &mut impl Replies) {
-        if let Some(id) = self.owners.by_client.get(&client).copied() {
+        if let Some(id) = self.extensions.owners.by_client.get(&client).copied() {
             self.end_absent(id, replies);
         }
     }
@@ -181,7 +186,7 @@ impl StoreState {
         let of_session = |(client, id): (&KeptClient, &OwnerId)| {
             (client.session == session).then_some((client.number, *id))
         };
-        let clients = self.owners.by_client.iter();
+        let clients = self.extensions.owners.by_client.iter();
         let mut owners: Vec<_> = clients.filter_map(of_session).collect();
         owners.sort_unstable();
         for (_, id) in owners {
@@ -191,14 +196,21 @@ impl StoreState {
 
     /// The owners of a recovered journal that ended with the server end. Effects are recorded already.
     pub(crate) fn end_recovered(&mut self) {
-        if let Some(id) = self.owners.ended.take() {
+        if let Some(id) = self.extensions.owners.ended.take() {
             self.end_absent(id, &mut Nobody);
         }
-        for id in self.owners.by_client.values().copied().collect::<Vec<_>>() {
-            if self.owners.owners[&id].is_idle() {
-                self.owners.remove(id);
+        for id in self
+            .extensions
+            .owners
+            .by_client
+            .values()
+            .copied()
+            .collect::<Vec<_>>()
+        {
+            if self.extensions.owners.owners[&id].is_idle() {
+                self.extensions.owners.remove(id);
             } else {
-                self.owners.watch(id, self.now);
+                self.extensions.owners.watch(id, self.now);
             }
         }
         self.resume_groups(&mut Nobody);
@@ -216,20 +228,20 @@ impl StoreState {
             return false;
         };
         if let Some(before) = slot.ownership.as_ref().map(|it| it.owner) {
-            self.owners.remove_key(before, key);
+            self.extensions.owners.remove_key(before, key);
         }
-        let id = self.owners.recovered(client);
+        let id = self.extensions.owners.recovered(client);
         let name = self
             .slots
             .own(key, Ownership::new(id, client, will.0, will.1));
-        self.owners.add_key(id, name);
+        self.extensions.owners.add_key(id, name);
         true
     }
 
     /// Carries out `Effect::Silence`.
     pub(super) fn recover_silence(&mut self, client: KeptClient, millis: u32, was_silent: bool) {
-        let id = self.owners.recovered(Some(client));
-        if let Some(owner) = self.owners.owners.get_mut(&id) {
+        let id = self.extensions.owners.recovered(Some(client));
+        if let Some(owner) = self.extensions.owners.owners.get_mut(&id) {
             owner.silence_max = silence_max(millis);
             owner.has_been_silent = was_silent;
         }
@@ -237,7 +249,7 @@ impl StoreState {
 
     /// A client has ended, and makes no further requests. Other effects remove its keys.
     pub(super) fn recover_end(&mut self, ended: impl Fn(&KeptClient) -> bool) {
-        for owner in self.owners.owners.values_mut() {
+        for owner in self.extensions.owners.owners.values_mut() {
             if owner.client.as_ref().is_some_and(&ended) {
                 owner.silence_max = None;
                 owner.has_been_silent = false;
@@ -247,7 +259,7 @@ impl StoreState {
 
     /// Writes the state of owners that is not in the slots, for a snapshot of the journal.
     pub(super) fn write_silences(&self, writer: &mut BatchWriter) {
-        for owner in self.owners.owners.values() {
+        for owner in self.extensions.owners.owners.values() {
             if let Some(client) = &owner.client {
                 writer.push(owner.silence_of(client));
             }
@@ -257,12 +269,12 @@ impl StoreState {
     fn end_absent(&mut self, id: OwnerId, replies: &mut impl Replies) {
         self.look_at_all();
         self.requester = crate::message::ConnectionId::default();
-        let keys = self.owners.remove(id);
+        let keys = self.extensions.owners.remove(id);
         self.end_keys(keys, replies);
     }
 
     fn record_silence(&mut self, id: OwnerId) {
-        if let Some(owner) = self.owners.owners.get(&id)
+        if let Some(owner) = self.extensions.owners.owners.get(&id)
             && let Some(recorder) = &mut self.slots.recorder
             && let Some(client) = owner.client
         {

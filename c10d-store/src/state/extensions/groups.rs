@@ -17,12 +17,12 @@ use crate::wire::Opcode;
 impl StoreState {
     /// Whether the store has groups.
     pub(crate) const fn has_groups(&self) -> bool {
-        self.groups.is_some()
+        self.extensions.groups.is_some()
     }
 
     /// Whether a request to a group sets how long its connection may be silent.
     pub(crate) fn keeps_alive(&self, request: &[u8]) -> bool {
-        let groups = self.groups.groups.as_ref();
+        let groups = self.extensions.groups.groups.as_ref();
         groups.is_some_and(|it| it.kind_of(request) == RequestKind::KeepsAlive)
     }
 
@@ -46,7 +46,7 @@ impl StoreState {
             self.cancel(conn);
         }
         if let Some(recorder) = &self.slots.recorder {
-            let last = self.groups.recorded.get(name).copied();
+            let last = self.extensions.groups.recorded.get(name).copied();
             recorder.look(name, last.unwrap_or_default());
         }
         let result = self.step_groups(replies, |groups, now, effects| {
@@ -61,7 +61,7 @@ impl StoreState {
 
     /// Returns when [`tick_groups`](Self::tick_groups) is due.
     pub(crate) fn next_group_timer(&self) -> Option<Moment> {
-        let wake_at = self.groups.groups.as_ref()?.wake_at();
+        let wake_at = self.extensions.groups.groups.as_ref()?.wake_at();
         wake_at.map(Moment::from)
     }
 
@@ -94,7 +94,7 @@ impl StoreState {
         keys: Keys<'_>,
         replies: &mut impl Replies,
     ) -> bool {
-        let Some(groups) = &self.groups.groups else {
+        let Some(groups) = &self.extensions.groups.groups else {
             return false;
         };
         let is_released = keys.iter().any(|key| groups.is_released(key));
@@ -113,7 +113,11 @@ impl StoreState {
     ) -> Option<T> {
         let now = self.now.since_start();
         let mut effects = Vec::new();
-        let result = step(&mut **self.groups.groups.as_mut()?, now, &mut effects);
+        let result = step(
+            &mut **self.extensions.groups.groups.as_mut()?,
+            now,
+            &mut effects,
+        );
         for effect in effects {
             self.apply_effect(effect, replies);
         }
@@ -129,7 +133,7 @@ impl StoreState {
                 list,
             } => {
                 if waits && self.waiters.waiting_of(conn).is_some() {
-                    self.directory.keep(conn, &self.waiters);
+                    self.extensions.directory.keep(conn, &self.waiters);
                     self.cancel(conn);
                 }
                 if waits {
@@ -174,11 +178,13 @@ impl StoreState {
 
     /// Records what a restarted server needs of a group, or that it is removed.
     fn record_group(&mut self, name: Arc<[u8]>) {
-        let (Some(recorder), Some(groups)) = (&mut self.slots.recorder, &self.groups.groups) else {
+        let (Some(recorder), Some(groups)) =
+            (&mut self.slots.recorder, &self.extensions.groups.groups)
+        else {
             return;
         };
         let image = groups.image(&name);
-        let recorded = &mut self.groups.recorded;
+        let recorded = &mut self.extensions.groups.recorded;
         let last = recorded.get(&name).copied().unwrap_or_default();
         let effect = Effect::Group {
             group: &name,

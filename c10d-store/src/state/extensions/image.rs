@@ -100,7 +100,7 @@ impl KeysImage {
 
 /// The complete parts of a snapshot.
 #[derive(Debug)]
-pub(in crate::state) struct SnapshotInProgress {
+pub(super) struct SnapshotInProgress {
     pub(super) now: Moment,
     pub(super) counters: Counters,
     pub(super) announcements: Vec<Announcement>,

@@ -15,7 +15,7 @@ const PREFIX_BYTES_MAX: usize = 1 << 20;
 const END_BYTES: usize = 64;
 
 #[derive(Debug, Default)]
-pub(in crate::state) struct MissedEnds {
+pub(super) struct MissedEnds {
     /// There are sessions, which may lose their links to this server.
     has_sessions: bool,
     /// The number of this server, while sessions of earlier servers may come back.

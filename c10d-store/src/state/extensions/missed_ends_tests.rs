@@ -362,7 +362,7 @@ impl World {
         self.kept.batches.push((position, batch));
         if self.random.u8(..3) == 0 {
             if self.mutant == Mutant::NotInSnapshots {
-                self.state.missed_ends = MissedEnds::default();
+                self.state.extensions.missed_ends = MissedEnds::default();
             }
             self.state.start_chunks(position, FORMAT_VERSION);
             let (chunks, is_done) = self.state.copy_chunks(usize::MAX);

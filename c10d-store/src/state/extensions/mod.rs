@@ -1,7 +1,7 @@
 //! Our extensions of PyTorch's store (docs/spec/wire-extensions.md): the state's part that exists only with the feature
 //! `extensions`. Requests arrive in `dispatch.rs`. The rest of the state imports only the items that are listed here.
 //!
-//! Without the feature, `absent.rs` has these types, and `plain.rs` has the methods that the rest of the state calls.
+//! Without the feature, `plain.rs` has these items, and the methods that the rest of the state calls.
 
 mod activity;
 mod announcements;
@@ -37,15 +37,49 @@ mod sweeps;
 mod wait_change;
 mod wait_get;
 
+use std::collections::HashSet;
+
+use super::hashing::ConnHash;
+use super::slot::Stored;
 pub(super) use crate::journal::batch::Effect;
-pub(super) use announcements::Announcements;
-pub(super) use copies::Copying;
-pub(super) use directory::Directory;
-pub(super) use image::{KeysImage, SnapshotInProgress};
-pub(super) use missed_ends::MissedEnds;
-pub(super) use owners::{Owners, Ownership};
-pub(super) use pending_wait::{KnownValue, WantedKeys};
-pub(super) use recorder::Mark;
-pub(super) use served_groups::ServedGroups;
-pub(super) use sweeps::{Sweep, Sweeping, Sweeps};
+use crate::message::ConnId;
+use announcements::Announcements;
+use directory::Directory;
+use image::SnapshotInProgress;
+use missed_ends::MissedEnds;
+use owners::Owners;
+use served_groups::ServedGroups;
+use sweeps::Sweeps;
+pub(super) use {
+    copies::Copying,
+    image::KeysImage,
+    owners::Ownership,
+    pending_wait::{KnownValue, WantedKeys},
+    recorder::Mark,
+    sweeps::{Sweep, Sweeping},
+};
 pub(crate) use {image::Image, owners::KeptClient, recorder::Recorder, snapshots::SNAPSHOT_SLICE};
+
+/// What the state has for extensions only.
+#[derive(Debug, Default)]
+pub(super) struct Extensions {
+    directory: Directory,
+    announcements: Announcements,
+    owners: Owners,
+    sweeps: Sweeps,
+    groups: ServedGroups,
+    /// The memory of the journal's state of sessions.
+    carried_bytes: usize,
+    /// Connections whose wait END_WAITS has ended, and that have not sent their next request.
+    ended_waits: HashSet<ConnId, ConnHash>,
+    missed_ends: MissedEnds,
+    snapshot: Option<Box<SnapshotInProgress>>,
+}
+
+impl Extensions {
+    /// Records that a connection has read a value.
+    #[inline(always)] // Most requests.
+    pub(super) fn note_read(&mut self, conn: ConnId, read: &Stored) {
+        self.directory.note_read(conn, read.written.version.get());
+    }
+}

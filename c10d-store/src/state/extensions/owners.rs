@@ -145,7 +145,7 @@ fn silence_since(last: Moment, silence_max: Duration) -> Silence<Moment> {
 
 /// The owners of keys, and those that have asked for the end of their keys after a silence.
 #[derive(Debug, Default)]
-pub(in crate::state) struct Owners {
+pub(super) struct Owners {
     pub(super) owners: HashMap<OwnerId, Owner>,
     last: u64,
     pub(super) by_conn: HashMap<ConnId, OwnerId, ConnHash>,

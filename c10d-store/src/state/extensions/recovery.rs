@@ -70,7 +70,7 @@ impl StoreState {
                 prefix,
                 delay_millis,
             } => self.recover_schedule(prefix, delay_millis),
-            Effect::Group { group, bytes } => return self.groups.recover(group, bytes),
+            Effect::Group { group, bytes } => return self.extensions.groups.recover(group, bytes),
             Effect::EndClient { session, client } => {
                 let ended = kept_client(session, client);
                 self.recover_end(|it| ended == Some(*it));
@@ -79,7 +79,9 @@ impl StoreState {
                 let ended = SessionId::from_bytes(session);
                 self.recover_end(|it| ended == Some(it.session));
             }
-            Effect::EndWaits { prefix, server } => self.missed_ends.recover(prefix, server),
+            Effect::EndWaits { prefix, server } => {
+                self.extensions.missed_ends.recover(prefix, server)
+            }
             // Of sessions, which the server carries over.
             Effect::BeginSession { .. } | Effect::Executed { .. } => {}
         }
@@ -141,9 +143,9 @@ impl StoreState {
         }
         let mut writer = BatchWriter::new(format);
         self.write_silences(&mut writer);
-        self.sweeps.write(&mut writer);
-        self.groups.write(&mut writer);
-        self.missed_ends.write(&mut writer);
+        self.extensions.sweeps.write(&mut writer);
+        self.extensions.groups.write(&mut writer);
+        self.extensions.missed_ends.write(&mut writer);
         self.slots.start_chunks(position, writer);
     }
 

@@ -13,7 +13,7 @@ use crate::state::hashing::KeyHash;
 
 /// The groups of a server, if it has some, and the marks of their last effects in the journal.
 #[derive(Debug, Default)]
-pub(in crate::state) struct ServedGroups {
+pub(super) struct ServedGroups {
     pub(super) groups: Option<Box<dyn Groups>>,
     /// The mark of each group's last effect in the journal; the keys are the names of the groups.
     pub(super) recorded: HashMap<Arc<[u8]>, Mark, KeyHash>,

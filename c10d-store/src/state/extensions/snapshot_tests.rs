@@ -52,7 +52,7 @@ impl Parts {
 
     /// Reads everything at once, without what slices need.
     fn read_at_once(state: &StoreState) -> Self {
-        let (connections, closed) = state.directory.records(&state.waiters);
+        let (connections, closed) = state.extensions.directory.records(&state.waiters);
         let mut keys = Vec::new();
         let mut queues = Vec::new();
         for (key, slot) in state.slots.iter() {
@@ -82,7 +82,7 @@ impl Parts {
             closed,
             keys,
             queues,
-            announcements: state.announcements.to_vec(),
+            announcements: state.extensions.announcements.to_vec(),
             counters: state.counters(),
         };
         parts.sorted()

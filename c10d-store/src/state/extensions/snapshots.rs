@@ -14,7 +14,7 @@ impl StoreState {
     /// The totals, except those of bytes and of connections that were turned away.
     pub(crate) fn counters(&self) -> Counters {
         let mut counters = Counters::default();
-        self.directory.count(&mut counters);
+        self.extensions.directory.count(&mut counters);
         counters.keys = self.slots.value_count();
         counters.stored_bytes = self.slots.stored_bytes();
         counters.waits = self.waiters.waiting();
@@ -24,18 +24,18 @@ impl StoreState {
 
     /// The number of announcements that there was no room for.
     pub(crate) const fn announcements_ignored(&self) -> u64 {
-        self.announcements.ignored()
+        self.extensions.announcements.ignored()
     }
 
     /// Starts a snapshot of the current moment, with these totals. A snapshot in progress is dropped.
     pub(crate) fn start_snapshot(&mut self, counters: Counters) {
         self.slots.start_copy(SNAPSHOT_KEYS_MAX);
-        self.directory.start_copy(&self.waiters);
-        self.snapshot = Some(Box::new(SnapshotInProgress {
+        self.extensions.directory.start_copy(&self.waiters);
+        self.extensions.snapshot = Some(Box::new(SnapshotInProgress {
             now: self.now,
             counters,
-            announcements: self.announcements.to_vec(),
-            groups: self.groups.records(self.now),
+            announcements: self.extensions.announcements.to_vec(),
+            groups: self.extensions.groups.records(self.now),
             connections: None,
             keys: None,
         }));
@@ -43,14 +43,17 @@ impl StoreState {
 
     /// Whether a snapshot is in progress.
     pub(crate) const fn is_in_snapshot(&self) -> bool {
-        self.snapshot.is_some()
+        self.extensions.snapshot.is_some()
     }
 
     /// Continues the snapshot in progress by about `budget` records. Returns it once it is complete.
     pub(crate) fn continue_snapshot(&mut self, mut budget: usize) -> Option<Image> {
-        let mut snapshot = self.snapshot.take()?;
+        let mut snapshot = self.extensions.snapshot.take()?;
         if snapshot.connections.is_none() {
-            snapshot.connections = self.directory.copy_slice(&mut budget, &self.waiters);
+            snapshot.connections = self
+                .extensions
+                .directory
+                .copy_slice(&mut budget, &self.waiters);
         }
         if snapshot.connections.is_some() {
             snapshot.keys = self.slots.copy_slice(&mut budget);
@@ -73,7 +76,7 @@ impl StoreState {
                 keys,
             }),
             unfinished => {
-                self.snapshot = Some(Box::new(unfinished));
+                self.extensions.snapshot = Some(Box::new(unfinished));
                 None
             }
         }

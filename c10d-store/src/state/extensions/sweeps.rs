@@ -130,7 +130,7 @@ impl Sweeping {
 
 /// The deletions in progress, the first of them under way, and the scheduled deletions.
 #[derive(Debug, Default)]
-pub(in crate::state) struct Sweeps {
+pub(super) struct Sweeps {
     /// The deletions, each with the connection that waits for its end.
     pub(super) queue: VecDeque<(Sweep, Option<ConnId>)>,
     scheduled: BTreeMap<Arc<[u8]>, (Moment, Duration)>,
