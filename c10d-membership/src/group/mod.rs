@@ -3,14 +3,13 @@
 //! A [`Group`] takes [`Input`]s and returns a reply and [`Effect`]s. It has no store, connection, thread or clock,
 //! and does not interpret handles. Its rules are in docs/spec/membership.md.
 
-mod attempts;
 mod depart;
 mod messages;
 mod recover;
 mod report;
 mod roster;
-mod settle;
 mod state;
+mod transitions;
 
 use std::sync::Arc;
 use std::time::Duration;

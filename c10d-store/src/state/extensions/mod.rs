@@ -27,7 +27,6 @@ mod pending_wait;
 mod queue_take;
 mod recorder;
 mod recovery;
-mod served_groups;
 #[cfg(test)]
 mod snapshot_tests;
 mod snapshots;
@@ -45,10 +44,10 @@ pub(super) use crate::journal::batch::Effect;
 use crate::message::ConnId;
 use announcements::Announcements;
 use directory::Directory;
+use groups::ServedGroups;
 use image::SnapshotInProgress;
 use missed_ends::MissedEnds;
 use owners::Owners;
-use served_groups::ServedGroups;
 use sweeps::Sweeps;
 pub(super) use {
     copies::Copying,
