@@ -33,8 +33,8 @@ pub(super) const fn is_http(first: u8) -> bool {
 }
 
 /// The installed handler, shared by the server's owner and its thread.
-#[derive(Clone, Default)]
-pub(super) struct InstalledHandler(Arc<Mutex<Option<Arc<dyn HttpHandler>>>>);
+#[derive(Default)]
+pub(super) struct InstalledHandler(Mutex<Option<Arc<dyn HttpHandler>>>);
 
 impl InstalledHandler {
     pub(super) fn install(&self, handler: Arc<dyn HttpHandler>) {
