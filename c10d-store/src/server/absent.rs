@@ -4,13 +4,21 @@ use c10d_socket::{Moment, SendBuf};
 use mio::Token;
 
 use super::connection::{Connections, conn_id_of};
+use super::options::ServerOptions;
 use super::session_memory::SessionMemory;
+use crate::error::StoreError;
 use crate::message::Request;
 use crate::state::{Refusal, StoreState};
 
 #[derive(Debug)]
 pub(super) enum ServedJournal {
     None,
+}
+
+impl ServedJournal {
+    pub(super) const fn open(_: &ServerOptions) -> Result<Self, StoreError> {
+        Ok(Self::None)
+    }
 }
 
 /// The right to answer, of a server with a journal.
