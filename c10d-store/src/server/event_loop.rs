@@ -53,8 +53,6 @@ mod paused_inputs;
 mod plain;
 #[cfg(feature = "extensions")]
 mod sessions;
-#[cfg(all(test, feature = "extensions"))]
-mod tests;
 
 const WAKER: Token = Token(usize::MAX);
 

@@ -18,6 +18,9 @@ use crate::session::{
 };
 use crate::state::{KeptClient, Recorder};
 
+#[cfg(test)]
+mod tests;
+
 /// The most bytes of one client in a frame, so that the replies of several take turns.
 const CLIENT_FRAME_BYTES_MAX: usize = 64 << 10;
 
@@ -173,12 +176,7 @@ impl EventLoop {
         self.after_frames(slot, link, result);
     }
 
-    pub(super) fn after_frames(
-        &mut self,
-        slot: usize,
-        link: Option<Token>,
-        result: Result<(), Violation>,
-    ) {
+    fn after_frames(&mut self, slot: usize, link: Option<Token>, result: Result<(), Violation>) {
         if let Err(violation) = result {
             if let Some(link) = link {
                 self.log_refusal_of(link, &violation);
@@ -202,7 +200,7 @@ impl EventLoop {
         }
     }
 
-    pub(super) fn on_link_bytes(&mut self, slot: usize, mut bytes: &[u8]) -> Result<(), Violation> {
+    fn on_link_bytes(&mut self, slot: usize, mut bytes: &[u8]) -> Result<(), Violation> {
         while let Some(session) = self.sessions.get_mut(slot) {
             let Some(piece) = session.stream.next_bytes(&mut bytes)? else {
                 break;
@@ -294,12 +292,7 @@ impl EventLoop {
         session.map_or(Ok(None), |session| session.client(client))
     }
 
-    pub(super) fn open_client(
-        &mut self,
-        slot: usize,
-        number: u32,
-        port: u16,
-    ) -> Result<(), Violation> {
+    fn open_client(&mut self, slot: usize, number: u32, port: u16) -> Result<(), Violation> {
         let Some(session) = self.sessions.get_mut(slot) else {
             return Ok(());
         };
