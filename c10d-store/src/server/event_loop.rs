@@ -41,7 +41,7 @@ mod acceptance;
 mod clients;
 mod ends;
 #[cfg(feature = "extensions")]
-mod extension;
+mod extensions;
 #[cfg(feature = "extensions")]
 mod journal;
 mod memory_relief;

@@ -14,7 +14,7 @@ use crate::journal::{Authority, JournalError};
 use crate::server::batch_delay::Gathered;
 use crate::server::connection::{Connections, conn_id_of};
 use crate::server::counts::Counts;
-use crate::server::journal_queue::{JournalQueue, SnapshotStep};
+use crate::server::journal_queue::{GATHERED_BYTES_MAX, JournalQueue, SnapshotStep};
 use crate::server::options::ServerOptions;
 use crate::server::recover::ServedJournal;
 use crate::server::sessions::Sessions;
@@ -162,6 +162,21 @@ impl EventLoop {
             }
         }
         self.copy_for_journal();
+    }
+
+    /// Has requests wait if too much is gathered for the journal.
+    pub(super) fn limit_gathered(&mut self) {
+        let gathered_bytes = self.state.recorder().map_or(0, Recorder::gathered_bytes);
+        if gathered_bytes > GATHERED_BYTES_MAX {
+            self.connections.set_full(true);
+        }
+    }
+
+    /// Has a connection flushed again once something may be sent.
+    pub(super) fn withhold(&mut self, token: Token) {
+        if let Some(keeping) = &mut self.keeping {
+            keeping.withheld.insert(token);
+        }
     }
 
     /// Records a connection whose requests must wait, so that it resumes when fewer effects are gathered. Returns whether the

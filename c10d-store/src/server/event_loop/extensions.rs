@@ -1,5 +1,5 @@
-//! The event loop's part for our extensions: their due times, and their work in each turn. `plain.rs` has the same functions
-//! for a server without extensions.
+//! The event loop's part for our extensions: their due times, and their work in each turn. `plain.rs` has the methods of this
+//! file and of those beside it that the rest of the event loop calls, for a server without extensions.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -10,7 +10,6 @@ use mio::Token;
 use super::EventLoop;
 use crate::server::connection::{Carrier, Peer, RequestFlow, conn_id_of, token_of};
 use crate::server::http::{HttpConnection, is_http};
-use crate::server::journal_queue::GATHERED_BYTES_MAX;
 use crate::state::Recorder;
 
 impl EventLoop {
@@ -139,21 +138,6 @@ impl EventLoop {
     /// The address of a session's peer.
     pub(super) fn session_peer(&mut self, slot: usize) -> Option<IpAddr> {
         self.sessions.get_mut(slot).map(|session| session.peer)
-    }
-
-    /// Has requests wait if too much is gathered for the journal.
-    pub(super) fn limit_gathered(&mut self) {
-        let gathered_bytes = self.state.recorder().map_or(0, Recorder::gathered_bytes);
-        if gathered_bytes > GATHERED_BYTES_MAX {
-            self.connections.set_full(true);
-        }
-    }
-
-    /// Has a connection flushed again once something may be sent.
-    pub(super) fn withhold(&mut self, token: Token) {
-        if let Some(keeping) = &mut self.keeping {
-            keeping.withheld.insert(token);
-        }
     }
 
     /// Deletes names for less than a millisecond.
