@@ -12,6 +12,8 @@ mod counts;
 mod delayed_replies;
 mod event_loop;
 #[cfg(feature = "extensions")]
+mod extensions;
+#[cfg(feature = "extensions")]
 mod http;
 #[cfg(feature = "extensions")]
 mod journal_queue;
@@ -51,7 +53,9 @@ use crate::error::StoreError;
 #[cfg(feature = "extensions")]
 use crate::journal::JournalError;
 #[cfg(not(feature = "extensions"))]
-use absent::{self as recover, self as session_client, self as session_requests};
+use absent::{
+    self as extensions, self as recover, self as session_client, self as session_requests,
+};
 use counts::Counts;
 use event_loop::EventLoop;
 pub use memory_limit::recommended_memory_max;
