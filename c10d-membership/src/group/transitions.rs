@@ -213,13 +213,7 @@ impl Group {
     }
 
     /// Makes the list and sends it, because all awaited members are ready.
-    fn call(
-        &mut self,
-        now: Duration,
-        attempt: Attempt,
-        cause: Cause,
-        effects: &mut Vec<Effect>,
-    ) {
+    fn call(&mut self, now: Duration, attempt: Attempt, cause: Cause, effects: &mut Vec<Effect>) {
         // From here on the loss of a member breaks nothing: the generation before is over.
         self.break_up(now, cause, effects);
         let size = self.committed.as_ref().map_or(0, |it| it.seats.len());

@@ -1,16 +1,61 @@
-//! Stand-ins without values for the types of extensions, in a server without them.
+//! Stand-ins for the types of extensions, in a server without them. Those that only a peer with extensions brings about have
+//! no values.
+
+use std::io;
+use std::sync::Arc;
 
 use c10d_socket::{Moment, SendBuf};
-use mio::Token;
+use mio::{Token, Waker};
 
 use super::connection::{Connections, conn_id_of};
+use super::counts::Counts;
+use super::options::ServerOptions;
 use super::session_memory::SessionMemory;
+use crate::error::StoreError;
 use crate::message::Request;
 use crate::state::{Refusal, StoreState};
 
 #[derive(Debug)]
 pub(super) enum ServedJournal {
     None,
+}
+
+impl ServedJournal {
+    pub(super) const fn open(_: &ServerOptions) -> Result<Self, StoreError> {
+        Ok(Self::None)
+    }
+}
+
+/// The fields of the event loop that only extensions use: none.
+pub(super) struct Extensions;
+
+impl Extensions {
+    pub(super) fn new(
+        journal: ServedJournal,
+        _: &ServerOptions,
+        _: &Counts,
+        _: &Arc<Waker>,
+    ) -> io::Result<(Self, StoreState)> {
+        let ServedJournal::None = journal;
+        Ok((Self, StoreState::default()))
+    }
+
+    #[inline]
+    pub(super) const fn parts<'p>(
+        &'p mut self,
+        state: &'p mut StoreState,
+        connections: &'p mut Connections,
+    ) -> Parts<'p> {
+        Parts { state, connections }
+    }
+
+    pub(super) const fn has_backlog(&self, _slot: usize) -> bool {
+        false
+    }
+
+    pub(super) const fn authority(&self) -> Option<&Authority> {
+        None
+    }
 }
 
 /// The right to answer, of a server with a journal.

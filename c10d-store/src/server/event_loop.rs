@@ -22,15 +22,12 @@ use super::connection::{
     Accepted, Carrier, Connection, Connections, PAUSE_UNSENT_BYTES, Phase, RequestFlow, conn_id_of,
 };
 use super::counts::Counts;
+use super::extensions::Extensions;
 use super::options::ServerOptions;
 use super::recover::ServedJournal;
-use super::session_requests::{Checked, Hello, Parts};
+use super::session_requests::{Checked, Hello};
 use super::timers::Timers;
 use super::turn::TurnClock;
-#[cfg(feature = "extensions")]
-use super::{
-    journal_queue::JournalQueue, observer::Observed, sessions::Sessions, standby::Standby,
-};
 use crate::message::{CloseReason, Request};
 use crate::moment::Moment;
 use crate::request_parser::{Flow, NextRead, ParseError};
@@ -41,7 +38,7 @@ mod acceptance;
 mod clients;
 mod ends;
 #[cfg(feature = "extensions")]
-mod extension;
+mod extensions;
 #[cfg(feature = "extensions")]
 mod journal;
 mod memory_relief;
@@ -53,8 +50,6 @@ mod paused_inputs;
 mod plain;
 #[cfg(feature = "extensions")]
 mod sessions;
-#[cfg(all(test, feature = "extensions"))]
-mod tests;
 
 const WAKER: Token = Token(usize::MAX);
 
@@ -81,8 +76,6 @@ pub(super) struct EventLoop {
     poll: Poll,
     listeners: Listeners<TcpListener, TcpStream>,
     connections: Connections,
-    #[cfg(feature = "extensions")]
-    sessions: Sessions,
     state: StoreState,
     options: ServerOptions,
     /// The TLS server. If it is set, connections without TLS are strangers.
@@ -90,8 +83,6 @@ pub(super) struct EventLoop {
     acceptor: Acceptor<Token>,
     stop: Arc<AtomicBool>,
     counts: Arc<Counts>,
-    #[cfg(feature = "extensions")]
-    observed: Observed,
     started: Instant,
     traffic: Traffic,
     read_buffer: Box<[u8]>,
@@ -101,18 +92,11 @@ pub(super) struct EventLoop {
     ready: VecDeque<Ready>,
     turn: TurnClock,
     timers: Timers,
-    /// The journal of the store, if it has one.
-    #[cfg(feature = "extensions")]
-    keeping: Option<JournalQueue>,
-    /// Set until this process leads: until then, nothing is served.
-    #[cfg(feature = "extensions")]
-    standby: Option<Standby>,
-    /// The time when the next heartbeats are due, if a session wants them.
-    beat_at: Option<Instant>,
+    /// Empty without the feature `extensions`.
+    extensions: Extensions,
     /// The time to find out what peers have read, if they share values that are no longer stored.
     look_at: Option<Instant>,
     inputs: PausedInputs,
-    waker: Arc<Waker>,
 }
 
 impl EventLoop {
@@ -141,25 +125,17 @@ impl EventLoop {
             handshakes_max: HANDSHAKES_MAX,
         };
         let acceptor = listeners.acceptor(limits, Instant::now());
-        #[cfg(feature = "extensions")]
-        let (state, sessions, keeping, standby) =
-            Self::open_journal(journal, &options, &counts, &waker)?;
-        #[cfg(not(feature = "extensions"))]
-        let (state, ServedJournal::None) = (StoreState::default(), journal);
+        let (extensions, state) = Extensions::new(journal, &options, &counts, &waker)?;
         let event_loop = Self {
             poll,
             listeners,
             connections: Connections::new(options.unsent_bytes_max()),
-            #[cfg(feature = "extensions")]
-            sessions,
             state,
             options,
             tls,
             acceptor,
             stop,
             counts,
-            #[cfg(feature = "extensions")]
-            observed: Observed::new(Arc::clone(&waker)),
             started: Instant::now(),
             traffic: Traffic::default(),
             read_buffer: vec![0; READ_BYTES].into_boxed_slice(),
@@ -167,14 +143,9 @@ impl EventLoop {
             ready: VecDeque::new(),
             turn: TurnClock::new(Instant::now()),
             timers: Timers::default(),
-            #[cfg(feature = "extensions")]
-            keeping,
-            #[cfg(feature = "extensions")]
-            standby,
-            beat_at: None,
+            extensions,
             look_at: None,
             inputs: PausedInputs::default(),
-            waker: Arc::clone(&waker),
         };
         Ok((event_loop, waker))
     }
@@ -387,8 +358,7 @@ impl EventLoop {
                 parser.next_read()
             };
             let link = accepted.link();
-            #[cfg(feature = "extensions")]
-            if link.is_some_and(|slot| self.sessions.has_backlog(slot)) {
+            if link.is_some_and(|slot| self.extensions.has_backlog(slot)) {
                 // The session reads on once it has carried out what has arrived.
                 return;
             }
@@ -500,12 +470,9 @@ impl EventLoop {
         let mut hello = None;
         let conn = conn_id_of(token);
         let limits = self.options.limits();
-        let mut parts = Parts {
-            state: &mut self.state,
-            connections: &mut self.connections,
-            #[cfg(feature = "extensions")]
-            sessions: &mut self.sessions,
-        };
+        let mut parts = self
+            .extensions
+            .parts(&mut self.state, &mut self.connections);
         let carried = parts.carried(token);
         let turn = &mut self.turn;
         let mut must_wait = false;
@@ -590,7 +557,6 @@ fn note_peer(counts: &Counts, accepted: &Accepted) {
 struct Traffic {
     received_bytes: u64,
     sent_bytes: u64,
-    announcements_warned: bool,
 }
 
 /// An input that is served again without an event.

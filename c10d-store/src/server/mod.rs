@@ -12,6 +12,8 @@ mod counts;
 mod delayed_replies;
 mod event_loop;
 #[cfg(feature = "extensions")]
+mod extensions;
+#[cfg(feature = "extensions")]
 mod http;
 #[cfg(feature = "extensions")]
 mod journal_queue;
@@ -48,19 +50,22 @@ use c10d_socket::{
 };
 
 use crate::error::StoreError;
+#[cfg(feature = "extensions")]
+use crate::journal::JournalError;
 #[cfg(not(feature = "extensions"))]
-use absent::{self as recover, self as session_client, self as session_requests};
+use absent::{
+    self as extensions, self as recover, self as session_client, self as session_requests,
+};
 use counts::Counts;
 use event_loop::EventLoop;
-#[cfg(feature = "extensions")]
-pub use http::{HttpConnection, HttpHandler};
 pub use memory_limit::recommended_memory_max;
-#[cfg(feature = "extensions")]
-pub use observer::{SnapshotError, StoreObserver};
 pub use options::ServerOptions;
 use recover::ServedJournal;
 #[cfg(feature = "extensions")]
-use {crate::journal::JournalError, c10d_socket::Cancel, recover::OpenJournal};
+pub use {
+    http::{HttpConnection, HttpHandler},
+    observer::{SnapshotError, StoreObserver},
+};
 
 /// A running TCPStore server, for PyTorch's clients and this crate's.
 ///
@@ -139,13 +144,8 @@ impl TcpStoreServer {
     /// [`c10d_socket::check_own_user`] fails and plain connections of that user are to be served,
     /// [`StoreError::Credentials`] if the credentials cannot be used.
     pub fn serve(listeners: Vec<TcpListener>, options: ServerOptions) -> Result<Self, StoreError> {
-        #[cfg(feature = "extensions")]
-        if let Some(source) = &options.journal {
-            let open = OpenJournal::recover(source, options.groups, &Cancel::NEVER)?;
-            let journal = ServedJournal::Open(Box::new(open));
-            return Self::serve_with(journal, listeners, options);
-        }
-        Self::serve_with(ServedJournal::None, listeners, options)
+        let journal = ServedJournal::open(&options)?;
+        Self::serve_with(journal, listeners, options)
     }
 
     fn serve_with(

@@ -2,6 +2,7 @@
 
 use c10d_socket::Cancel;
 
+use super::options::ServerOptions;
 use super::session_replies::SessionReplies;
 use crate::groups::NewGroups;
 use crate::journal::batch::{Effect, effects_with_format};
@@ -16,6 +17,20 @@ pub(super) enum ServedJournal {
     Open(Box<OpenJournal>),
     /// A journal that another process may serve.
     StandBy(JournalSource),
+}
+
+impl ServedJournal {
+    /// Reads the journal of the options, if they have one.
+    ///
+    /// # Errors
+    /// The errors of [`OpenJournal::recover`].
+    pub(super) fn open(options: &ServerOptions) -> Result<Self, JournalError> {
+        let Some(source) = &options.journal else {
+            return Ok(Self::None);
+        };
+        let open = OpenJournal::recover(source, options.groups, &Cancel::NEVER)?;
+        Ok(Self::Open(Box::new(open)))
+    }
 }
 
 /// A journal with the state that it has kept.

@@ -18,6 +18,9 @@ use crate::session::{
 };
 use crate::state::{KeptClient, Recorder};
 
+#[cfg(test)]
+mod tests;
+
 /// The most bytes of one client in a frame, so that the replies of several take turns.
 const CLIENT_FRAME_BYTES_MAX: usize = 64 << 10;
 
@@ -50,9 +53,9 @@ impl EventLoop {
             self.log_refusal(peer, &"it does not wait for the answer to SESSION");
             return self.close_quietly(token, CloseReason::Refused);
         }
-        let is_later = self.sessions.is_deposed_by(hello);
+        let is_later = self.extensions.sessions.is_deposed_by(hello);
         if is_later
-            && let Some(keeping) = &self.keeping
+            && let Some(keeping) = &self.extensions.keeping
             && let Some(authority) = &keeping.authority
         {
             // docs/spec/wire-extensions.md, SESSION 17.
@@ -68,9 +71,9 @@ impl EventLoop {
         };
         self.connections
             .budget
-            .count(&mut self.sessions.forgotten_bytes, 0);
+            .count(&mut self.extensions.sessions.forgotten_bytes, 0);
         if let Some(slot) = link {
-            if let Some(session) = self.sessions.get_mut(slot) {
+            if let Some(session) = self.extensions.sessions.get_mut(slot) {
                 session.accepted = self.state.now();
             }
             self.state.remember_ends();
@@ -88,7 +91,7 @@ impl EventLoop {
         }
         // A session that a crash would take back has not begun.
         let position = self.newest_undurable();
-        let position = if link.is_some_and(|slot| self.sessions.is_carried(slot)) {
+        let position = if link.is_some_and(|slot| self.extensions.sessions.is_carried(slot)) {
             position
         } else {
             0
@@ -109,7 +112,7 @@ impl EventLoop {
         candidate: Candidate,
         peer: SocketAddr,
     ) -> Option<(Welcome, Option<usize>)> {
-        match self.sessions.attach(hello, candidate) {
+        match self.extensions.sessions.attach(hello, candidate) {
             Attached::Accepted {
                 slot,
                 replaced,
@@ -135,7 +138,7 @@ impl EventLoop {
 
     /// A session has lost its link, or has one: its clients are away, or back. This flushes no connection.
     pub(super) fn set_away(&mut self, slot: usize, is_away: bool) {
-        if let Some(session) = self.sessions.get_mut(slot) {
+        if let Some(session) = self.extensions.sessions.get_mut(slot) {
             for token in session.tokens() {
                 let conn = conn_id_of(token);
                 self.state.set_away(conn, is_away, &mut self.connections);
@@ -155,7 +158,7 @@ impl EventLoop {
     /// Carries out what a session received after its last turn was over.
     pub(super) fn continue_session(&mut self, slot: usize) {
         self.turn.start_turn();
-        let Some(session) = self.sessions.get_mut(slot) else {
+        let Some(session) = self.extensions.sessions.get_mut(slot) else {
             return;
         };
         let link = session.link;
@@ -166,19 +169,14 @@ impl EventLoop {
         };
         let result = result.and_then(|()| self.on_stream_bytes(slot, &bytes));
         if let Some(link) = link
-            && !self.sessions.has_backlog(slot)
+            && !self.extensions.sessions.has_backlog(slot)
         {
             self.serve_later(link);
         }
         self.after_frames(slot, link, result);
     }
 
-    pub(super) fn after_frames(
-        &mut self,
-        slot: usize,
-        link: Option<Token>,
-        result: Result<(), Violation>,
-    ) {
+    fn after_frames(&mut self, slot: usize, link: Option<Token>, result: Result<(), Violation>) {
         if let Err(violation) = result {
             if let Some(link) = link {
                 self.log_refusal_of(link, &violation);
@@ -191,8 +189,13 @@ impl EventLoop {
 
     /// Ends the sessions whose time without a link has passed.
     pub(super) fn expire_sessions(&mut self, now: Instant) {
-        while let Some(slot) = self.sessions.next_expired(now) {
-            if let Some(peer) = self.sessions.get_mut(slot).map(|session| session.peer) {
+        while let Some(slot) = self.extensions.sessions.next_expired(now) {
+            if let Some(peer) = self
+                .extensions
+                .sessions
+                .get_mut(slot)
+                .map(|session| session.peer)
+            {
                 let text = format_args!(
                     "closed the session of {peer} and its clients: it has had no connection for too long"
                 );
@@ -202,8 +205,8 @@ impl EventLoop {
         }
     }
 
-    pub(super) fn on_link_bytes(&mut self, slot: usize, mut bytes: &[u8]) -> Result<(), Violation> {
-        while let Some(session) = self.sessions.get_mut(slot) {
+    fn on_link_bytes(&mut self, slot: usize, mut bytes: &[u8]) -> Result<(), Violation> {
+        while let Some(session) = self.extensions.sessions.get_mut(slot) {
             let Some(piece) = session.stream.next_bytes(&mut bytes)? else {
                 break;
             };
@@ -215,7 +218,7 @@ impl EventLoop {
     /// Carries out the frames in these bytes until the session's turn is over, and keeps the remaining frames.
     fn on_stream_bytes(&mut self, slot: usize, mut bytes: &[u8]) -> Result<(), Violation> {
         while !bytes.is_empty()
-            && let Some(session) = self.sessions.get_mut(slot)
+            && let Some(session) = self.extensions.sessions.get_mut(slot)
         {
             if self.turn.is_turn_over() || !session.backlog.is_empty() {
                 if session.backlog.is_empty() {
@@ -244,7 +247,7 @@ impl EventLoop {
             self.on_client_bytes(slot, client, group.bytes(), Sent::InGroup)?;
             next += 1;
         }
-        if is_over && let Some(session) = self.sessions.get_mut(slot) {
+        if is_over && let Some(session) = self.extensions.sessions.get_mut(slot) {
             session.backlog.keep_group(group, next);
             self.ready.push_back(Ready::Session(slot));
         }
@@ -290,24 +293,19 @@ impl EventLoop {
     }
 
     fn token_of_client(&mut self, slot: usize, client: u32) -> Result<Option<Token>, Violation> {
-        let session = self.sessions.get_mut(slot);
+        let session = self.extensions.sessions.get_mut(slot);
         session.map_or(Ok(None), |session| session.client(client))
     }
 
-    pub(super) fn open_client(
-        &mut self,
-        slot: usize,
-        number: u32,
-        port: u16,
-    ) -> Result<(), Violation> {
-        let Some(session) = self.sessions.get_mut(slot) else {
+    fn open_client(&mut self, slot: usize, number: u32, port: u16) -> Result<(), Violation> {
+        let Some(session) = self.extensions.sessions.get_mut(slot) else {
             return Ok(());
         };
         session.check_new(number)?;
         if session.is_carried {
             self.forget_unopened(slot, number);
         }
-        let Some(session) = self.sessions.get_mut(slot) else {
+        let Some(session) = self.extensions.sessions.get_mut(slot) else {
             return Ok(());
         };
         let peer = SocketAddr::new(session.peer, port);
@@ -441,7 +439,7 @@ impl EventLoop {
             let (slot, number) = (client.slot(), client.number);
             let is_carried = client.numbers.is_some();
             if let Some(returned) = client.credit.used(used as usize)
-                && let Some(session) = self.sessions.get_mut(slot)
+                && let Some(session) = self.extensions.sessions.get_mut(slot)
             {
                 session.stream.push_credit(number, returned);
                 self.touch_link(slot);
@@ -505,11 +503,11 @@ impl EventLoop {
             return;
         };
         let (slot, number) = (client.slot(), client.number);
-        let Some(session) = self.sessions.get_mut(slot) else {
+        let Some(session) = self.extensions.sessions.get_mut(slot) else {
             return;
         };
         let room = |stream: &SessionStream| stream.room_in(window_bytes);
-        if let Some(keeping) = &self.keeping
+        if let Some(keeping) = &self.extensions.keeping
             && client.replies().is_some_and(|(out, _)| !out.is_empty())
         {
             session.tell_position(keeping.durable);
@@ -587,23 +585,23 @@ impl EventLoop {
         } else if connection.unsent_bytes() == 0
             && let Some(client) = connection.client()
             && !client.waits_for_budget
-            && let Some(session) = self.sessions.get_mut(slot)
+            && let Some(session) = self.extensions.sessions.get_mut(slot)
         {
             client.waits_for_budget = true;
             session.waiting().for_budget.push_back(token);
-            self.sessions.short_of_budget.insert(slot);
+            self.extensions.sessions.short_of_budget.insert(slot);
         }
     }
 
     /// The clients continue that wait for the budgets of their sessions, if those have grown. Few sessions have less than they take:
     /// a budget is a quarter of the memory, or long.
     pub(super) fn use_budgets(&mut self) {
-        let mut short = std::mem::take(&mut self.sessions.short_of_budget);
+        let mut short = std::mem::take(&mut self.extensions.sessions.short_of_budget);
         short.retain(|slot| {
             self.use_budget(*slot);
-            self.sessions.waits_for_budget(*slot)
+            self.extensions.sessions.waits_for_budget(*slot)
         });
-        self.sessions.short_of_budget.append(&mut short);
+        self.extensions.sessions.short_of_budget.append(&mut short);
     }
 
     /// The next client that waits for the budget of its session continues, if there is some. It calls this again.
@@ -611,7 +609,7 @@ impl EventLoop {
         if !self.connections.has_budget(slot) {
             return;
         }
-        while let Some(session) = self.sessions.get_mut(slot)
+        while let Some(session) = self.extensions.sessions.get_mut(slot)
             && let Some(token) = session.next_for_budget()
         {
             let Some(connection) = self.connections.get_mut(token) else {
@@ -636,7 +634,9 @@ impl EventLoop {
             let Some(accepted) = connection.accepted_mut() else {
                 return;
             };
-            let session = accepted.link().and_then(|slot| self.sessions.get_mut(slot));
+            let session = accepted
+                .link()
+                .and_then(|slot| self.extensions.sessions.get_mut(slot));
             let Some(session) = session.filter(|session| session.link == Some(token)) else {
                 return;
             };
@@ -669,7 +669,7 @@ impl EventLoop {
     /// client calls this again.
     fn use_room(&mut self, slot: usize) {
         let window_bytes = self.session_window_bytes();
-        while let Some(session) = self.sessions.get_mut(slot)
+        while let Some(session) = self.extensions.sessions.get_mut(slot)
             && session.stream.room_in(window_bytes) > 0
             && let Some(token) = session.next_for_room()
         {
@@ -685,14 +685,14 @@ impl EventLoop {
 
     /// Counts what a session keeps, after each change of that, and flushes its link soon if there is something to send.
     pub(super) fn touch_link(&mut self, slot: usize) {
-        let session = self.sessions.get_mut(slot);
+        let session = self.extensions.sessions.get_mut(slot);
         if let Some(session) = session {
             let kept = session.memory_bytes();
             self.connections
                 .budget
                 .count(&mut session.counted_bytes, kept);
         }
-        if let Some(session) = self.sessions.get_mut(slot)
+        if let Some(session) = self.extensions.sessions.get_mut(slot)
             && let Some(link) = session.link
             && session.stream.has_unsent()
         {
@@ -705,7 +705,7 @@ impl EventLoop {
         let connection = self.connections.get_mut(token);
         if let Some(client) = connection.and_then(|it| it.client()) {
             let (slot, number) = (client.slot(), client.number);
-            if let Some(session) = self.sessions.get_mut(slot) {
+            if let Some(session) = self.extensions.sessions.get_mut(slot) {
                 session.stream.push_close(number);
             }
             self.touch_link(slot);
@@ -719,7 +719,7 @@ impl EventLoop {
         let Some((slot, number)) = client.map(|client| (client.slot(), client.number)) else {
             return;
         };
-        if let Some(session) = self.sessions.get_mut(slot) {
+        if let Some(session) = self.extensions.sessions.get_mut(slot) {
             session.close(number);
         }
         self.end_carried_client(slot, number);
@@ -730,7 +730,7 @@ impl EventLoop {
 
     /// The peer has ended the session, and is informed that everything before that was carried out.
     fn say_end(&mut self, slot: usize) {
-        if let Some(session) = self.sessions.get_mut(slot)
+        if let Some(session) = self.extensions.sessions.get_mut(slot)
             && let Some(link) = session.link
         {
             session.stream.push_end();
@@ -741,7 +741,7 @@ impl EventLoop {
 
     /// Ends a session with its clients and its link.
     pub(super) fn end_session(&mut self, slot: usize, reason: CloseReason) {
-        let Some(mut session) = self.sessions.remove(slot) else {
+        let Some(mut session) = self.extensions.sessions.remove(slot) else {
             return;
         };
         self.connections.budget.count(&mut session.counted_bytes, 0);

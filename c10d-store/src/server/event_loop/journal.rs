@@ -1,56 +1,23 @@
 //! The event loop's part for a store with a journal: it hands batches to the journal's thread, and releases everything that
 //! waits for them.
 
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use mio::{Token, Waker};
+use mio::Token;
 
 use super::EventLoop;
 use crate::journal::batch::BatchWriter;
 use crate::journal::{Authority, JournalError};
 use crate::server::batch_delay::Gathered;
 use crate::server::connection::{Connections, conn_id_of};
-use crate::server::counts::Counts;
-use crate::server::journal_queue::{JournalQueue, SnapshotStep};
-use crate::server::options::ServerOptions;
-use crate::server::recover::ServedJournal;
-use crate::server::sessions::Sessions;
+use crate::server::extensions::new_sessions;
+use crate::server::journal_queue::{GATHERED_BYTES_MAX, JournalQueue, SnapshotStep};
 use crate::server::standby::Standby;
-use crate::session::{StoreId, random_seed};
-use crate::state::{Recorder, SNAPSHOT_SLICE, StoreState};
-
-/// The kept state and sessions, and the open journal, or the standby that waits for it.
-type Opened = (StoreState, Sessions, Option<JournalQueue>, Option<Standby>);
+use crate::state::{Recorder, SNAPSHOT_SLICE};
 
 impl EventLoop {
-    /// Begins with a journal. Without one, the store is empty.
-    pub(super) fn open_journal(
-        journal: ServedJournal,
-        options: &ServerOptions,
-        counts: &Counts,
-        waker: &Arc<Waker>,
-    ) -> io::Result<Opened> {
-        let sessions = new_sessions(options);
-        let empty = || StoreState::new(options.groups.map(|groups| groups(random_seed())));
-        let is_standby = matches!(journal, ServedJournal::StandBy(_));
-        counts.is_standby.store(is_standby, Ordering::Release);
-        match journal {
-            ServedJournal::None => Ok((empty(), sessions, None, None)),
-            ServedJournal::Open(journal) => {
-                let (state, sessions, keeping) =
-                    JournalQueue::start(*journal, sessions, Arc::clone(waker))?;
-                Ok((state, sessions, keeping, None))
-            }
-            ServedJournal::StandBy(source) => {
-                let standby = Standby::start(source, options.groups, Arc::clone(waker))?;
-                Ok((empty(), sessions, None, Some(standby)))
-            }
-        }
-    }
-
     /// Releases the replies that are durable, and leads once the journal is open. Returns `false` if the server must stop.
     pub(super) fn follow_journal(&mut self, is_busy: bool) -> bool {
         let followed = self
@@ -75,7 +42,7 @@ impl EventLoop {
     /// # Errors
     /// The failure of the journal: nothing may be sent any more.
     fn release_durable(&mut self, is_busy: bool) -> Result<(), JournalError> {
-        let Some(keeping) = &mut self.keeping else {
+        let Some(keeping) = &mut self.extensions.keeping else {
             return Ok(());
         };
         if let Some(error) = keeping.thread.take_failure() {
@@ -112,8 +79,8 @@ impl EventLoop {
         // First, so that the next batch is written while the replies are sent.
         self.keep_gathered(is_busy, now);
         self.connections.release(durable);
-        self.observed.release(durable);
-        while let Some(keeping) = &mut self.keeping
+        self.extensions.observed.release(durable);
+        while let Some(keeping) = &mut self.extensions.keeping
             && let Some((position, token, request)) = keeping.done.front().copied()
             && position <= durable
         {
@@ -126,7 +93,9 @@ impl EventLoop {
     /// Hands over what has gathered, unless a batch is on its way or this one [waits](super::super::batch_delay), and a part of a
     /// snapshot.
     pub(super) fn keep_gathered(&mut self, is_busy: bool, now: Instant) {
-        let (Some(keeping), Some(recorder)) = (&mut self.keeping, self.state.recorder_mut()) else {
+        let (Some(keeping), Some(recorder)) =
+            (&mut self.extensions.keeping, self.state.recorder_mut())
+        else {
             return;
         };
         let gathered = Gathered {
@@ -149,7 +118,7 @@ impl EventLoop {
                 keeping.is_copying = true;
                 keeping.thread.step(SnapshotStep::Begin { position });
                 let mut sessions = BatchWriter::new(format);
-                self.sessions.carried.write(&mut sessions);
+                self.extensions.sessions.carried.write(&mut sessions);
                 if !sessions.is_empty() {
                     let chunk = sessions.finish(position, Vec::new());
                     keeping.thread.step(SnapshotStep::Chunk(chunk));
@@ -164,10 +133,25 @@ impl EventLoop {
         self.copy_for_journal();
     }
 
+    /// Has requests wait if too much is gathered for the journal.
+    pub(super) fn limit_gathered(&mut self) {
+        let gathered_bytes = self.state.recorder().map_or(0, Recorder::gathered_bytes);
+        if gathered_bytes > GATHERED_BYTES_MAX {
+            self.connections.set_full(true);
+        }
+    }
+
+    /// Has a connection flushed again once something may be sent.
+    pub(super) fn withhold(&mut self, token: Token) {
+        if let Some(keeping) = &mut self.extensions.keeping {
+            keeping.withheld.insert(token);
+        }
+    }
+
     /// Records a connection whose requests must wait, so that it resumes when fewer effects are gathered. Returns whether the
     /// connection must wait.
     pub(super) fn pause_if_full(&mut self, token: Token) -> bool {
-        let Some(keeping) = &mut self.keeping else {
+        let Some(keeping) = &mut self.extensions.keeping else {
             return false;
         };
         let is_paused = self.connections.is_full()
@@ -183,12 +167,16 @@ impl EventLoop {
 
     /// Whether a snapshot of observers can start.
     pub(super) fn is_snapshot_due(&self) -> bool {
-        let is_copying = self.keeping.as_ref().is_some_and(JournalQueue::is_copying);
-        self.observed.is_snapshot_wanted() && !is_copying
+        let is_copying = self
+            .extensions
+            .keeping
+            .as_ref()
+            .is_some_and(JournalQueue::is_copying);
+        self.extensions.observed.is_snapshot_wanted() && !is_copying
     }
 
     fn copy_for_journal(&mut self) {
-        let Some(keeping) = &mut self.keeping else {
+        let Some(keeping) = &mut self.extensions.keeping else {
             return;
         };
         if !keeping.has_work() {
@@ -209,21 +197,29 @@ impl EventLoop {
     /// # Errors
     /// The reason why the server cannot lead.
     fn take_over(&mut self) -> Result<(), JournalError> {
-        let outcome = self.standby.as_mut().and_then(Standby::take_outcome);
+        let outcome = self
+            .extensions
+            .standby
+            .as_mut()
+            .and_then(Standby::take_outcome);
         let Some(outcome) = outcome else {
             return Ok(());
         };
-        self.standby = None;
+        self.extensions.standby = None;
         let open = *outcome?;
         let place = open.journal.place();
         let sessions = new_sessions(&self.options);
-        let started = JournalQueue::start(open, sessions, Arc::clone(&self.waker));
+        let started = JournalQueue::start(open, sessions, Arc::clone(&self.extensions.waker));
         let (state, sessions, keeping) = started.map_err(|source| JournalError::Engine {
             operation: "start a thread for",
             place,
             source: Box::new(source),
         })?;
-        (self.state, self.sessions, self.keeping) = (state, sessions, keeping);
+        (
+            self.state,
+            self.extensions.sessions,
+            self.extensions.keeping,
+        ) = (state, sessions, keeping);
         // The recovered times count from this moment.
         self.started = Instant::now();
         for (token, peer) in self.connections.accepted() {
@@ -236,7 +232,7 @@ impl EventLoop {
 
     /// Drops END_WAITS that sessions may have missed, once no session can return.
     pub(super) fn forget_ends(&mut self, now: Instant) {
-        if let Some(keeping) = &mut self.keeping
+        if let Some(keeping) = &mut self.extensions.keeping
             && keeping.ends_until.is_some_and(|at| at <= now)
         {
             keeping.ends_until = None;
@@ -248,14 +244,14 @@ impl EventLoop {
     /// can take a while.
     fn give_up_keeping(&mut self) {
         self.connections = Connections::new(self.options.unsent_bytes_max());
-        if let Some(keeping) = self.keeping.take() {
+        if let Some(keeping) = self.extensions.keeping.take() {
             keeping.thread.end(None);
         }
     }
 
     /// Has everything appended that was carried out.
     pub(super) fn end_keeping(&mut self) {
-        if let Some(mut keeping) = self.keeping.take() {
+        if let Some(mut keeping) = self.extensions.keeping.take() {
             let last = self.state.recorder_mut().and_then(|recorder| {
                 recorder.appended();
                 recorder.take_batch(&mut keeping.memory)
@@ -267,11 +263,11 @@ impl EventLoop {
     /// The position on which the current state depends, or 0 if everything is durable.
     pub(super) fn newest_undurable(&self) -> u64 {
         let newest = self.state.recorder().map_or(0, Recorder::newest);
-        let durable = self.keeping.as_ref().map_or(0, |keeping| keeping.durable);
+        let durable = self
+            .extensions
+            .keeping
+            .as_ref()
+            .map_or(0, |keeping| keeping.durable);
         if newest > durable { newest } else { 0 }
     }
-}
-
-fn new_sessions(options: &ServerOptions) -> Sessions {
-    Sessions::new(StoreId::random(), options.session_timeout())
 }

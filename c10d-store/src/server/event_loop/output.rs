@@ -9,12 +9,9 @@ use mio::Token;
 use mio::net::TcpStream;
 
 use super::EventLoop;
-#[cfg(feature = "extensions")]
-use crate::journal::Authority;
 use crate::message::CloseReason;
-#[cfg(not(feature = "extensions"))]
-use crate::server::absent::Authority;
 use crate::server::connection::{Accepted, Carrier, Phase};
+use crate::server::extensions::Authority;
 
 impl EventLoop {
     /// Sends new replies, including those caused by connections that fail while sending. Those of sessions' clients only
@@ -66,14 +63,7 @@ impl EventLoop {
             return self.close(token, CloseReason::Refused, &error);
         }
         let unsent_bytes = accepted.out.unsent_bytes();
-        #[cfg(not(feature = "extensions"))]
-        let authority = None;
-        #[cfg(feature = "extensions")]
-        let authority = match &self.keeping {
-            Some(keeping) => keeping.authority.as_ref(),
-            None => None,
-        };
-        let (drained, is_shut) = match send(accepted, authority) {
+        let (drained, is_shut) = match send(accepted, self.extensions.authority()) {
             Ok(sent) => sent,
             Err(error) => return self.close(token, CloseReason::Failed, &error),
         };

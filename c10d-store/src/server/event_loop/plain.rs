@@ -1,4 +1,4 @@
-//! The functions of `extension.rs` for a server without extensions, which do nothing.
+//! The methods of `extensions.rs`, and of the files beside it, for a server without extensions. They do nothing.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -17,19 +17,16 @@ const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(500);
 
 impl EventLoop {
     pub(super) const fn parts(&mut self) -> Parts<'_> {
-        Parts {
-            state: &mut self.state,
-            connections: &mut self.connections,
-            sessions: &mut self.sessions,
-        }
+        self.extensions
+            .parts(&mut self.state, &mut self.connections)
     }
 
     /// The journal keeps a session from now on, if the peer and the server can carry it over.
     pub(super) fn begin_carrying(&mut self, slot: usize, hello: &Hello) {
-        if !hello.carries_over || self.keeping.is_none() {
+        if !hello.carries_over || self.extensions.keeping.is_none() {
             return;
         }
-        let Some(session) = self.sessions.get_mut(slot) else {
+        let Some(session) = self.extensions.sessions.get_mut(slot) else {
             return;
         };
         if session.is_carried || session.had_clients() {
@@ -46,11 +43,11 @@ impl EventLoop {
 
     /// A client is opened. The clients with lower numbers that were not opened after a restart are therefore removed.
     pub(super) fn forget_unopened(&mut self, slot: usize, before: u32) {
-        let Some(session) = self.sessions.get_mut(slot) else {
+        let Some(session) = self.extensions.sessions.get_mut(slot) else {
             return;
         };
         let (id, from) = (session.id(), session.next_client());
-        for client in self.sessions.carried.clients(id, from, before) {
+        for client in self.extensions.sessions.carried.clients(id, from, before) {
             let kept = KeptClient {
                 session: id,
                 number: client,
@@ -76,7 +73,7 @@ impl EventLoop {
 
     /// A wait of a client was sent before this time: its next request that can wait, if it is resumed, or else its last one.
     pub(super) fn note_resent(&mut self, slot: usize, token: Token, wait: ResentWait) {
-        let Some(accepted) = self.sessions.get_mut(slot).map(|it| it.accepted) else {
+        let Some(accepted) = self.extensions.sessions.get_mut(slot).map(|it| it.accepted) else {
             return;
         };
         let connection = self.connections.get_mut(token);
@@ -115,10 +112,15 @@ impl EventLoop {
 
     /// A client has gone.
     pub(super) fn end_carried_client(&mut self, slot: usize, client: u32) {
-        let Some(id) = self.sessions.get_mut(slot).map(|session| session.id()) else {
+        let Some(id) = self
+            .extensions
+            .sessions
+            .get_mut(slot)
+            .map(|session| session.id())
+        else {
             return;
         };
-        if self.sessions.carried.has_client(id, client) {
+        if self.extensions.sessions.carried.has_client(id, client) {
             self.parts().happens(Effect::EndClient {
                 session: id.as_bytes(),
                 client,
@@ -128,7 +130,7 @@ impl EventLoop {
 
     /// The journal drops the sessions that have ended.
     pub(super) fn end_carried_sessions(&mut self) {
-        while let Some(id) = self.sessions.ended.pop() {
+        while let Some(id) = self.extensions.sessions.ended.pop() {
             self.state.end_clients_of(id, &mut self.connections);
             self.parts().record_woken();
             self.parts().happens(Effect::EndSession {
@@ -152,7 +154,7 @@ impl EventLoop {
         };
         let slot = client.slot();
         if let Some(numbers) = client.numbers.as_mut()
-            && let Some(session) = self.sessions.get_mut(slot)
+            && let Some(session) = self.extensions.sessions.get_mut(slot)
         {
             numbers.all_handed(is_waiting, is_between, session.stream.end());
         }
@@ -181,7 +183,7 @@ impl EventLoop {
             return;
         };
         let position = self.newest_undurable();
-        match &mut self.keeping {
+        match &mut self.extensions.keeping {
             Some(keeping) if position > 0 => keeping.tell_later(position, token, request),
             _ => self.say_done(token, request),
         }
@@ -192,10 +194,10 @@ impl EventLoop {
             return;
         };
         let (slot, number) = (client.slot(), client.number);
-        if let Some(session) = self.sessions.get_mut(slot)
+        if let Some(session) = self.extensions.sessions.get_mut(slot)
             && let Some(numbers) = client.numbers.as_mut()
         {
-            if let Some(keeping) = &self.keeping {
+            if let Some(keeping) = &self.extensions.keeping {
                 session.tell_position(keeping.durable);
             }
             session.stream.push_done(number, request);
@@ -206,21 +208,21 @@ impl EventLoop {
 
     /// A session asks for heartbeats.
     pub(super) fn start_beating(&mut self) {
-        self.beat_at.get_or_insert_with(Instant::now);
+        self.extensions.beat_at.get_or_insert_with(Instant::now);
     }
 
     /// Sends a heartbeat over each link that gets them and on which nothing waits to be sent, as that is one itself.
     pub(super) fn beat(&mut self, now: Instant) {
-        if self.beat_at.is_none_or(|at| at > now) {
+        if self.extensions.beat_at.is_none_or(|at| at > now) {
             return;
         }
-        let beating = self.sessions.beating();
-        self.beat_at = (!beating.is_empty()).then(|| now + HEARTBEAT_INTERVAL);
+        let beating = self.extensions.sessions.beating();
+        self.extensions.beat_at = (!beating.is_empty()).then(|| now + HEARTBEAT_INTERVAL);
         for (slot, link) in beating {
             if let Some(connection) = self.connections.get_mut(link)
                 && !connection.has_unsent()
                 && !connection.is_held()
-                && let Some(session) = self.sessions.get_mut(slot)
+                && let Some(session) = self.extensions.sessions.get_mut(slot)
             {
                 session.stream.beat(connection.out_mut());
                 self.connections.touch(link);

@@ -1,5 +1,5 @@
-//! The event loop's part for our extensions: their due times, and their work in each turn. `plain.rs` has the same functions
-//! for a server without extensions.
+//! The event loop's part for our extensions: their due times, and their work in each turn. `plain.rs` has the methods of this
+//! file and of those beside it that the rest of the event loop calls, for a server without extensions.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -10,14 +10,13 @@ use mio::Token;
 use super::EventLoop;
 use crate::server::connection::{Carrier, Peer, RequestFlow, conn_id_of, token_of};
 use crate::server::http::{HttpConnection, is_http};
-use crate::server::journal_queue::GATHERED_BYTES_MAX;
 use crate::state::Recorder;
 
 impl EventLoop {
     /// Whether an extension has something to do at once.
     pub(super) fn have_extensions_work(&self) -> bool {
         let has_batch = self.state.recorder().is_some_and(Recorder::has_batch);
-        let of_journal = self.keeping.as_ref().is_some_and(|keeping| {
+        let of_journal = self.extensions.keeping.as_ref().is_some_and(|keeping| {
             keeping.has_work()
                 || keeping.has_withheld()
                 || has_batch && keeping.hold.until().is_none()
@@ -37,12 +36,12 @@ impl EventLoop {
             state.next_group_timer(),
         ];
         let of_state = of_state.into_iter().flatten().min();
-        let keeping = self.keeping.as_ref();
+        let keeping = self.extensions.keeping.as_ref();
         let has_batch = state.recorder().is_some_and(Recorder::has_batch);
         let next = [
             of_state.map(|at| self.started + at.since_start()),
-            self.sessions.next_expiry(),
-            self.beat_at,
+            self.extensions.sessions.next_expiry(),
+            self.extensions.beat_at,
             keeping.and_then(|it| it.ends_until),
             keeping.and_then(|it| it.hold.until()).filter(|_| has_batch),
         ];
@@ -68,7 +67,7 @@ impl EventLoop {
         self.keep_gathered(has_events && self.ready.is_empty(), now);
         self.watch_announcements();
         self.answer_observers();
-        self.observed.turn_done();
+        self.extensions.observed.turn_done();
     }
 
     /// Whether a new connection is not for the store: HTTP is handed over, and a client is refused while another server
@@ -87,7 +86,7 @@ impl EventLoop {
             }
             return true;
         }
-        let stands_by = self.standby.is_some();
+        let stands_by = self.extensions.standby.is_some();
         if stands_by {
             let reason = "this server is a standby: another server serves the store, or will soon";
             self.refuse_stranger(token, &reason);
@@ -119,7 +118,11 @@ impl EventLoop {
 
     /// The link of the session in this slot has closed.
     pub(super) fn on_link_closed(&mut self, slot: usize, link: Token) {
-        if self.sessions.link_closed(slot, link, Instant::now()) {
+        if self
+            .extensions
+            .sessions
+            .link_closed(slot, link, Instant::now())
+        {
             self.set_away(slot, true);
         }
     }
@@ -131,29 +134,17 @@ impl EventLoop {
 
     /// Adds the memory of sessions to the memory of their clients.
     pub(super) fn add_sessions(&self, peers: &mut BTreeMap<Peer, usize>) {
-        for (slot, bytes) in self.sessions.kept() {
+        for (slot, bytes) in self.extensions.sessions.kept() {
             *peers.entry(Peer::Session(slot)).or_default() += bytes;
         }
     }
 
     /// The address of a session's peer.
     pub(super) fn session_peer(&mut self, slot: usize) -> Option<IpAddr> {
-        self.sessions.get_mut(slot).map(|session| session.peer)
-    }
-
-    /// Has requests wait if too much is gathered for the journal.
-    pub(super) fn limit_gathered(&mut self) {
-        let gathered_bytes = self.state.recorder().map_or(0, Recorder::gathered_bytes);
-        if gathered_bytes > GATHERED_BYTES_MAX {
-            self.connections.set_full(true);
-        }
-    }
-
-    /// Has a connection flushed again once something may be sent.
-    pub(super) fn withhold(&mut self, token: Token) {
-        if let Some(keeping) = &mut self.keeping {
-            keeping.withheld.insert(token);
-        }
+        self.extensions
+            .sessions
+            .get_mut(slot)
+            .map(|session| session.peer)
     }
 
     /// Deletes names for less than a millisecond.

@@ -48,7 +48,7 @@ impl Session {
             link: Token(0xffff_ffff),
             peer: IpAddr::from([127, 0, 0, 1]),
         };
-        let attached = event_loop.sessions.attach(&hello, candidate);
+        let attached = event_loop.extensions.sessions.attach(&hello, candidate);
         let Attached::Accepted { slot, .. } = attached else {
             panic!("{attached:?}");
         };
@@ -60,12 +60,12 @@ impl Session {
     }
 
     fn tokens(&mut self) -> Vec<Token> {
-        let session = self.event_loop.sessions.get_mut(self.slot);
+        let session = self.event_loop.extensions.sessions.get_mut(self.slot);
         session.expect("it has not ended").tokens().collect()
     }
 
     fn room(&mut self) -> usize {
-        let session = self.event_loop.sessions.get_mut(self.slot);
+        let session = self.event_loop.extensions.sessions.get_mut(self.slot);
         session.expect("it has not ended").stream.room()
     }
 
@@ -78,7 +78,7 @@ impl Session {
         let received = self.event_loop.on_link_bytes(self.slot, &bytes);
         received.expect("no violation");
         let mut turns = 1;
-        while self.event_loop.sessions.has_backlog(self.slot) {
+        while self.event_loop.extensions.sessions.has_backlog(self.slot) {
             self.event_loop.continue_session(self.slot);
             turns += 1;
         }
@@ -202,7 +202,7 @@ fn replies_that_wait_for_room_are_sent_as_room_is_made() {
             session.start_turn();
             session.event_loop.flush_touched();
         }
-        let ours = session.event_loop.sessions.get_mut(session.slot);
+        let ours = session.event_loop.extensions.sessions.get_mut(session.slot);
         let ours = &mut ours.expect("it has not ended").stream;
         if !ours.has_unsent() {
             break;
