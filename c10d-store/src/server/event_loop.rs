@@ -168,7 +168,7 @@ impl EventLoop {
             }
             self.handle_events(&events, has_events);
         }
-        self.end_keeping();
+        self.end_journal();
         log::debug!(
             "the store server stops with {} connections",
             self.connections.len()

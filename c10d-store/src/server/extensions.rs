@@ -25,7 +25,7 @@ pub(super) struct Extensions {
     pub(super) sessions: Sessions,
     pub(super) observed: Observed,
     /// The journal of the store, if it has one.
-    pub(super) keeping: Option<JournalQueue>,
+    pub(super) journal: Option<JournalQueue>,
     /// Set until this process leads: until then, nothing is served.
     pub(super) standby: Option<Standby>,
     /// The time when the next heartbeats are due, if a session wants them.
@@ -46,11 +46,11 @@ impl Extensions {
         counts: &Counts,
         waker: &Arc<Waker>,
     ) -> io::Result<(Self, StoreState)> {
-        let (state, sessions, keeping, standby) = open_journal(journal, options, counts, waker)?;
+        let (state, sessions, journal, standby) = open_journal(journal, options, counts, waker)?;
         let extensions = Self {
             sessions,
             observed: Observed::new(Arc::clone(waker)),
-            keeping,
+            journal,
             standby,
             beat_at: None,
             announcements_warned: false,
@@ -80,7 +80,7 @@ impl Extensions {
 
     /// The right to answer, if the journal can lose it.
     pub(super) fn authority(&self) -> Option<&Authority> {
-        self.keeping.as_ref()?.authority.as_ref()
+        self.journal.as_ref()?.authority.as_ref()
     }
 }
 
@@ -98,9 +98,9 @@ fn open_journal(
     match journal {
         ServedJournal::None => Ok((empty(), sessions, None, None)),
         ServedJournal::Open(journal) => {
-            let (state, sessions, keeping) =
+            let (state, sessions, journal) =
                 JournalQueue::start(*journal, sessions, Arc::clone(waker))?;
-            Ok((state, sessions, keeping, None))
+            Ok((state, sessions, journal, None))
         }
         ServedJournal::StandBy(source) => {
             let standby = Standby::start(source, options.groups, Arc::clone(waker))?;

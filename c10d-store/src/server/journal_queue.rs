@@ -94,7 +94,7 @@ impl JournalQueue {
         if let Some(authority) = &authority {
             authority.set_waker(Arc::new(WakeLoop(Arc::clone(&waker))).into());
         }
-        let keeping = Self {
+        let journal = Self {
             snapshot_after_bytes: open.journal.snapshot_after_bytes(),
             authority,
             withheld: BTreeSet::new(),
@@ -110,7 +110,7 @@ impl JournalQueue {
             done: VecDeque::new(),
             ends_until: expires.and_then(|at| at.checked_add(RESENT_WITHIN)),
         };
-        Ok((state, sessions, Some(keeping)))
+        Ok((state, sessions, Some(journal)))
     }
 
     /// Takes the connections to be flushed if something may be sent now. Otherwise, returns no connections, and the next extension

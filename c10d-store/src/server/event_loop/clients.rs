@@ -55,8 +55,8 @@ impl EventLoop {
         }
         let is_later = self.extensions.sessions.is_deposed_by(hello);
         if is_later
-            && let Some(keeping) = &self.extensions.keeping
-            && let Some(authority) = &keeping.authority
+            && let Some(journal) = &self.extensions.journal
+            && let Some(authority) = &journal.authority
         {
             // docs/spec/wire-extensions.md, SESSION 17.
             authority.withdraw();
@@ -507,10 +507,10 @@ impl EventLoop {
             return;
         };
         let room = |stream: &SessionStream| stream.room_in(window_bytes);
-        if let Some(keeping) = &self.extensions.keeping
+        if let Some(journal) = &self.extensions.journal
             && client.replies().is_some_and(|(out, _)| !out.is_empty())
         {
-            session.tell_position(keeping.durable);
+            session.tell_position(journal.durable);
         }
         let (stream, pieces) = (&mut session.stream, &mut session.pieces);
         let mut lacks_room = false;

@@ -16,10 +16,10 @@ impl EventLoop {
     /// Whether an extension has something to do at once.
     pub(super) fn have_extensions_work(&self) -> bool {
         let has_batch = self.state.recorder().is_some_and(Recorder::has_batch);
-        let of_journal = self.extensions.keeping.as_ref().is_some_and(|keeping| {
-            keeping.has_work()
-                || keeping.has_withheld()
-                || has_batch && keeping.hold.until().is_none()
+        let of_journal = self.extensions.journal.as_ref().is_some_and(|journal| {
+            journal.has_work()
+                || journal.has_withheld()
+                || has_batch && journal.hold.until().is_none()
         });
         of_journal
             || self.state.can_sweep()
@@ -36,14 +36,14 @@ impl EventLoop {
             state.next_group_timer(),
         ];
         let of_state = of_state.into_iter().flatten().min();
-        let keeping = self.extensions.keeping.as_ref();
+        let journal = self.extensions.journal.as_ref();
         let has_batch = state.recorder().is_some_and(Recorder::has_batch);
         let next = [
             of_state.map(|at| self.started + at.since_start()),
             self.extensions.sessions.next_expiry(),
             self.extensions.beat_at,
-            keeping.and_then(|it| it.ends_until),
-            keeping.and_then(|it| it.hold.until()).filter(|_| has_batch),
+            journal.and_then(|it| it.ends_until),
+            journal.and_then(|it| it.hold.until()).filter(|_| has_batch),
         ];
         next.into_iter().flatten().min()
     }

@@ -33,7 +33,7 @@ impl EventLoop {
         if let Some(notify) = source.and_then(|source| source.on_failure.as_ref()) {
             notify(error);
         }
-        self.give_up_keeping();
+        self.give_up_journal();
         false
     }
 
@@ -42,14 +42,14 @@ impl EventLoop {
     /// # Errors
     /// The failure of the journal: nothing may be sent any more.
     fn release_durable(&mut self, is_busy: bool) -> Result<(), JournalError> {
-        let Some(keeping) = &mut self.extensions.keeping else {
+        let Some(journal) = &mut self.extensions.journal else {
             return Ok(());
         };
-        if let Some(error) = keeping.thread.take_failure() {
+        if let Some(error) = journal.thread.take_failure() {
             return Err(error);
         }
-        if let Some(end) = keeping.authority.as_ref().and_then(Authority::ended) {
-            let place = keeping.thread.place().to_owned();
+        if let Some(end) = journal.authority.as_ref().and_then(Authority::ended) {
+            let place = journal.thread.place().to_owned();
             let reason = end.reason.clone();
             return Err(match end.is_damage {
                 true => JournalError::Damaged {
@@ -59,32 +59,32 @@ impl EventLoop {
                 false => JournalError::Deposed { place, reason },
             });
         }
-        if !keeping.withheld.is_empty() {
-            for token in keeping.take_withheld() {
+        if !journal.withheld.is_empty() {
+            for token in journal.take_withheld() {
                 self.connections.touch(token);
             }
         }
-        let durable = keeping.thread.durable();
-        if durable == keeping.durable {
+        let durable = journal.thread.durable();
+        if durable == journal.durable {
             return Ok(());
         }
-        keeping.durable = durable;
+        journal.durable = durable;
         if let Some(recorder) = self.state.recorder_mut() {
             recorder.appended();
         }
         let now = Instant::now();
         let released = self.connections.count_held(..=durable);
         let waiting = self.connections.count_held(durable + 1..);
-        keeping.hold.committed(released, waiting, now);
+        journal.hold.committed(released, waiting, now);
         // First, so that the next batch is written while the replies are sent.
         self.keep_gathered(is_busy, now);
         self.connections.release(durable);
         self.extensions.observed.release(durable);
-        while let Some(keeping) = &mut self.extensions.keeping
-            && let Some((position, token, request)) = keeping.done.front().copied()
+        while let Some(journal) = &mut self.extensions.journal
+            && let Some((position, token, request)) = journal.done.front().copied()
             && position <= durable
         {
-            keeping.done.pop_front();
+            journal.done.pop_front();
             self.say_done(token, request);
         }
         Ok(())
@@ -93,40 +93,40 @@ impl EventLoop {
     /// Hands over what has gathered, unless a batch is on its way or this one [waits](super::super::batch_delay), and a part of a
     /// snapshot.
     pub(super) fn keep_gathered(&mut self, is_busy: bool, now: Instant) {
-        let (Some(keeping), Some(recorder)) =
-            (&mut self.extensions.keeping, self.state.recorder_mut())
+        let (Some(journal), Some(recorder)) =
+            (&mut self.extensions.journal, self.state.recorder_mut())
         else {
             return;
         };
         let gathered = Gathered {
             bytes: recorder.gathered_bytes(),
-            clients: self.connections.count_held(keeping.durable + 1..),
+            clients: self.connections.count_held(journal.durable + 1..),
         };
-        if keeping.hold.may_go(gathered, is_busy, now)
-            && let Some((position, batch)) = recorder.take_batch(&mut keeping.memory)
+        if journal.hold.may_go(gathered, is_busy, now)
+            && let Some((position, batch)) = recorder.take_batch(&mut journal.memory)
         {
-            keeping.hold.start_next(now);
-            keeping.bytes_since_snapshot += batch.len();
-            keeping.thread.append(position, batch, &mut keeping.memory);
-            let enough = keeping.snapshot_after_bytes.max(self.state.data_bytes());
-            let is_due = keeping.bytes_since_snapshot >= enough && !keeping.is_copying;
+            journal.hold.start_next(now);
+            journal.bytes_since_snapshot += batch.len();
+            journal.thread.append(position, batch, &mut journal.memory);
+            let enough = journal.snapshot_after_bytes.max(self.state.data_bytes());
+            let is_due = journal.bytes_since_snapshot >= enough && !journal.is_copying;
             if is_due
                 && !self.state.is_in_snapshot()
-                && let Some(format) = keeping.agreed_format()
+                && let Some(format) = journal.agreed_format()
             {
-                keeping.bytes_since_snapshot = 0;
-                keeping.is_copying = true;
-                keeping.thread.step(SnapshotStep::Begin { position });
+                journal.bytes_since_snapshot = 0;
+                journal.is_copying = true;
+                journal.thread.step(SnapshotStep::Begin { position });
                 let mut sessions = BatchWriter::new(format);
                 self.extensions.sessions.carried.write(&mut sessions);
                 if !sessions.is_empty() {
                     let chunk = sessions.finish(position, Vec::new());
-                    keeping.thread.step(SnapshotStep::Chunk(chunk));
+                    journal.thread.step(SnapshotStep::Chunk(chunk));
                 }
                 self.state.start_chunks(position, format);
             }
             self.connections.set_full(false);
-            for token in std::mem::take(&mut keeping.paused) {
+            for token in std::mem::take(&mut journal.paused) {
                 self.resume(token);
             }
         }
@@ -143,15 +143,15 @@ impl EventLoop {
 
     /// Has a connection flushed again once something may be sent.
     pub(super) fn withhold(&mut self, token: Token) {
-        if let Some(keeping) = &mut self.extensions.keeping {
-            keeping.withheld.insert(token);
+        if let Some(journal) = &mut self.extensions.journal {
+            journal.withheld.insert(token);
         }
     }
 
     /// Records a connection whose requests must wait, so that it resumes when fewer effects are gathered. Returns whether the
     /// connection must wait.
     pub(super) fn pause_if_full(&mut self, token: Token) -> bool {
-        let Some(keeping) = &mut self.extensions.keeping else {
+        let Some(journal) = &mut self.extensions.journal else {
             return false;
         };
         let is_paused = self.connections.is_full()
@@ -160,7 +160,7 @@ impl EventLoop {
                 .get(token)
                 .is_some_and(|it| it.flow.is_paused());
         if is_paused {
-            keeping.paused.insert(token);
+            journal.paused.insert(token);
         }
         is_paused
     }
@@ -169,26 +169,26 @@ impl EventLoop {
     pub(super) fn is_snapshot_due(&self) -> bool {
         let is_copying = self
             .extensions
-            .keeping
+            .journal
             .as_ref()
             .is_some_and(JournalQueue::is_copying);
         self.extensions.observed.is_snapshot_wanted() && !is_copying
     }
 
     fn copy_for_journal(&mut self) {
-        let Some(keeping) = &mut self.extensions.keeping else {
+        let Some(journal) = &mut self.extensions.journal else {
             return;
         };
-        if !keeping.has_work() {
+        if !journal.has_work() {
             return;
         }
         let (chunks, is_done) = self.state.copy_chunks(SNAPSHOT_SLICE);
         for chunk in chunks {
-            keeping.thread.step(SnapshotStep::Chunk(chunk));
+            journal.thread.step(SnapshotStep::Chunk(chunk));
         }
         if is_done {
-            keeping.is_copying = false;
-            keeping.thread.step(SnapshotStep::Finish);
+            journal.is_copying = false;
+            journal.thread.step(SnapshotStep::Finish);
         }
     }
 
@@ -210,7 +210,7 @@ impl EventLoop {
         let place = open.journal.place();
         let sessions = new_sessions(&self.options);
         let started = JournalQueue::start(open, sessions, Arc::clone(&self.extensions.waker));
-        let (state, sessions, keeping) = started.map_err(|source| JournalError::Engine {
+        let (state, sessions, journal) = started.map_err(|source| JournalError::Engine {
             operation: "start a thread for",
             place,
             source: Box::new(source),
@@ -218,8 +218,8 @@ impl EventLoop {
         (
             self.state,
             self.extensions.sessions,
-            self.extensions.keeping,
-        ) = (state, sessions, keeping);
+            self.extensions.journal,
+        ) = (state, sessions, journal);
         // The recovered times count from this moment.
         self.started = Instant::now();
         for (token, peer) in self.connections.accepted() {
@@ -232,31 +232,31 @@ impl EventLoop {
 
     /// Drops END_WAITS that sessions may have missed, once no session can return.
     pub(super) fn forget_ends(&mut self, now: Instant) {
-        if let Some(keeping) = &mut self.extensions.keeping
-            && keeping.ends_until.is_some_and(|at| at <= now)
+        if let Some(journal) = &mut self.extensions.journal
+            && journal.ends_until.is_some_and(|at| at <= now)
         {
-            keeping.ends_until = None;
+            journal.ends_until = None;
             self.state.forget_ends();
         }
     }
 
     /// The journal has failed, or another process has taken over: closes everything before the journal's thread ends, which
     /// can take a while.
-    fn give_up_keeping(&mut self) {
+    fn give_up_journal(&mut self) {
         self.connections = Connections::new(self.options.unsent_bytes_max());
-        if let Some(keeping) = self.extensions.keeping.take() {
-            keeping.thread.end(None);
+        if let Some(journal) = self.extensions.journal.take() {
+            journal.thread.end(None);
         }
     }
 
     /// Has everything appended that was carried out.
-    pub(super) fn end_keeping(&mut self) {
-        if let Some(mut keeping) = self.extensions.keeping.take() {
+    pub(super) fn end_journal(&mut self) {
+        if let Some(mut journal) = self.extensions.journal.take() {
             let last = self.state.recorder_mut().and_then(|recorder| {
                 recorder.appended();
-                recorder.take_batch(&mut keeping.memory)
+                recorder.take_batch(&mut journal.memory)
             });
-            keeping.thread.end(last);
+            journal.thread.end(last);
         }
     }
 
@@ -265,9 +265,9 @@ impl EventLoop {
         let newest = self.state.recorder().map_or(0, Recorder::newest);
         let durable = self
             .extensions
-            .keeping
+            .journal
             .as_ref()
-            .map_or(0, |keeping| keeping.durable);
+            .map_or(0, |journal| journal.durable);
         if newest > durable { newest } else { 0 }
     }
 }

@@ -15,9 +15,9 @@ impl EventLoop {
     pub(super) fn answer_observers(&mut self) {
         let position = self.newest_undurable();
         let is_due = self.is_snapshot_due();
-        let refusal = || match &self.extensions.keeping {
+        let refusal = || match &self.extensions.journal {
             _ if self.extensions.standby.is_some() => Some(SnapshotError::StandsBy),
-            Some(keeping) if !keeping.may_send() => Some(SnapshotError::MayBeDeposed),
+            Some(journal) if !journal.may_send() => Some(SnapshotError::MayBeDeposed),
             _ => None,
         };
         let (state, traffic) = (&self.state, &self.traffic);

@@ -28,7 +28,7 @@ impl EventLoop {
 
     pub(super) const fn finish_extensions(&mut self, _has_events: bool, _now: Instant) {}
 
-    pub(super) const fn end_keeping(&mut self) {}
+    pub(super) const fn end_journal(&mut self) {}
 
     pub(super) const fn is_not_for_the_store(&mut self, _: Token, _first: u8, _: usize) -> bool {
         false

@@ -23,7 +23,7 @@ impl EventLoop {
 
     /// The journal keeps a session from now on, if the peer and the server can carry it over.
     pub(super) fn begin_carrying(&mut self, slot: usize, hello: &Hello) {
-        if !hello.carries_over || self.extensions.keeping.is_none() {
+        if !hello.carries_over || self.extensions.journal.is_none() {
             return;
         }
         let Some(session) = self.extensions.sessions.get_mut(slot) else {
@@ -183,8 +183,8 @@ impl EventLoop {
             return;
         };
         let position = self.newest_undurable();
-        match &mut self.extensions.keeping {
-            Some(keeping) if position > 0 => keeping.tell_later(position, token, request),
+        match &mut self.extensions.journal {
+            Some(journal) if position > 0 => journal.tell_later(position, token, request),
             _ => self.say_done(token, request),
         }
     }
@@ -197,8 +197,8 @@ impl EventLoop {
         if let Some(session) = self.extensions.sessions.get_mut(slot)
             && let Some(numbers) = client.numbers.as_mut()
         {
-            if let Some(keeping) = &self.extensions.keeping {
-                session.tell_position(keeping.durable);
+            if let Some(journal) = &self.extensions.journal {
+                session.tell_position(journal.durable);
             }
             session.stream.push_done(number, request);
             numbers.hand(request, session.stream.end());
