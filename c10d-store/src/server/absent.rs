@@ -1,5 +1,4 @@
-//! Stand-ins for the types of extensions, in a server without them. Those that only a peer with extensions brings about have
-//! no values.
+//! Stand-ins for the types of extensions, in a server without them. Types that only extensions create have no values.
 
 use std::io;
 use std::sync::Arc;
@@ -130,8 +129,8 @@ impl Parts<'_> {
     }
 
     #[inline]
-    pub(super) fn must_check(&self, _: Option<CarriedClient>, _: &Request<'_>) -> bool {
-        self.state.has_checks()
+    pub(super) fn must_check(&self, _: Option<CarriedClient>, request: &Request<'_>) -> bool {
+        self.state.must_check(request)
     }
 
     pub(super) fn check(

@@ -479,7 +479,7 @@ impl EventLoop {
         let handle = |request: Request<'_>| {
             let before = parts.state.work();
             let mut checked = Checked::default();
-            // The only check for extensions before a plain request is carried out.
+            // The only check before a plain request is carried out: for extensions, scarce memory and wakeups to pass on.
             if parts.must_check(carried, &request) {
                 checked = parts.check(token, carried, &request)?;
             } else {

@@ -39,7 +39,8 @@ pub(super) struct Extensions {
 type Opened = (StoreState, Sessions, Option<JournalQueue>, Option<Standby>);
 
 impl Extensions {
-    /// Begins with a journal. Also returns the state that the journal has kept.
+    /// Returns the fields of a server with this journal, and the state that the journal has kept. The state is empty without a
+    /// journal, and until a standby server leads.
     pub(super) fn new(
         journal: ServedJournal,
         options: &ServerOptions,

@@ -62,7 +62,8 @@ enum Begun {
 /// The result of the checks before a request.
 #[derive(Debug, Default)]
 pub(super) struct Checked {
-    /// The result of a request that the checks have carried out or refused.
+    /// The result of a request that must not be carried out now: it is answered, waits, or is refused. `Ok` if the connection
+    /// stays open, also after a refused write about which its peer may ask.
     pub(super) done: Option<Result<(), Refusal>>,
     /// To be [finished](Parts::finish) after the request, for a client whose session the journal keeps.
     pub(super) begun: Option<CarriedRequest>,
@@ -94,16 +95,15 @@ impl Parts<'_> {
         })
     }
 
-    /// Whether [`check`](Self::check) has something to do besides noting the request in the state.
+    /// Whether a request needs [`check`](Self::check). Otherwise the state notes it and carries it out.
     #[inline]
     pub(super) fn must_check(&self, carried: Option<CarriedClient>, request: &Request<'_>) -> bool {
-        carried.is_some()
-            || matches!(request, Request::Extension(_))
-            || self.connections.has_refused()
-            || self.state.has_checks()
+        carried.is_some() || self.connections.has_refused() || self.state.must_check(request)
     }
 
-    /// Checks a request of a connection, which is `carried` if the journal keeps its session.
+    /// Checks a request of a connection, which is `carried` if the journal keeps its session. Notes it in the state, unless it
+    /// was carried out before a restart. If the state refuses it, [`Checked::done`] has the refusal: waits that it has ended are
+    /// recorded before the connection is closed.
     ///
     /// # Errors
     /// The refusal of the write before, after which the connection had to ask (docs/spec/wire-extensions.md, REFUSAL 2).
@@ -148,7 +148,7 @@ impl Parts<'_> {
         })
     }
 
-    /// Returns the result of a request if it must not be carried out any more.
+    /// Notes a request in the state, and has the state check it. Returns [`Checked::done`].
     fn check_in_state(
         &mut self,
         token: Token,
@@ -156,7 +156,7 @@ impl Parts<'_> {
     ) -> Option<Result<(), Refusal>> {
         let conn = conn_id_of(token);
         self.state.note_request(conn, request);
-        if !self.state.has_checks() {
+        if !self.state.must_check(request) {
             return None;
         }
         let checked = self.state.check_request(conn, request, self.connections);

@@ -64,10 +64,16 @@ impl StoreState {
     #[inline]
     pub(super) fn check_memory(&self, request: &Request<'_>) -> Result<(), Refusal> {
         match self.memory_max {
-            None => Ok(()),
-            Some(limit) if self.memory() + most_growth(request) <= limit => Ok(()),
-            Some(limit) => self.check_growth(request, limit),
+            Some(limit) if self.may_lack_memory(request) => self.check_growth(request, limit),
+            _ => Ok(()),
         }
+    }
+
+    /// Whether memory may be missing for a request, without reading the data.
+    #[inline]
+    pub(super) fn may_lack_memory(&self, request: &Request<'_>) -> bool {
+        self.memory_max
+            .is_some_and(|limit| self.memory() + most_growth(request) > limit)
     }
 
     fn check_growth(&self, request: &Request<'_>, limit: usize) -> Result<(), Refusal> {

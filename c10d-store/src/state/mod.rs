@@ -1,8 +1,8 @@
 //! The store's state machine. Pure: no socket, clock or thread.
 //!
-//! Report every accepted connection with [`StoreState::connect`], pass each request to
-//! [`StoreState::note_request`], to [`StoreState::check_request`] if the state [has checks](StoreState::has_checks), and to
-//! [`StoreState::carry_out`], and report every closed connection with [`StoreState::disconnect`]. Replies go to the
+//! Report every accepted connection with [`StoreState::connect`], and every closed connection with
+//! [`StoreState::disconnect`]. Pass each request to [`StoreState::note_request`], to [`StoreState::check_request`] if
+//! [`StoreState::must_check`], and, unless that has completed or refused it, to [`StoreState::carry_out`]. Replies go to the
 //! caller's [`Replies`] in sending order. The behaviour is specified in docs/spec/wire.md, section 5.
 //!
 //! A snapshot starts with `StoreState::start_snapshot` and is copied in slices, between which requests continue.

@@ -1,5 +1,5 @@
-//! What the rest of the state uses of `extensions/`, for a store without extensions: types without values, and methods
-//! without effect.
+//! Stand-ins for what the rest of the state uses of `extensions/`, in a store without extensions. Types that only extensions
+//! create have no values. Methods have only the effects that a plain store needs.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -122,8 +122,8 @@ impl StoreState {
     pub(super) const fn check_extensions(&self, _owned: usize) {}
 
     #[inline]
-    pub(crate) fn has_checks(&self) -> bool {
-        self.memory_max.is_some() || !self.reserved_wakeups.is_empty()
+    pub(crate) fn must_check(&self, request: &Request<'_>) -> bool {
+        self.may_lack_memory(request) || !self.reserved_wakeups.is_empty()
     }
 
     pub(crate) fn check_request(

@@ -12,11 +12,12 @@ use crate::stored_value::Value;
 use crate::wire::Opcode;
 
 impl StoreState {
-    /// Handles one request of `conn`: a server makes these steps itself, with its own part of the checks.
+    /// Notes, checks and carries out one request of `conn`. The event loop makes these three steps itself, because it adds
+    /// its own checks.
     ///
     /// # Errors
     /// [`Refusal`] if the connection must be closed.
-    #[cfg(any(test, feature = "sim"))]
+    #[cfg(any(test, fuzzing, feature = "sim"))]
     pub(crate) fn handle(
         &mut self,
         conn: ConnId,
@@ -24,14 +25,14 @@ impl StoreState {
         replies: &mut impl Replies,
     ) -> Result<(), Refusal> {
         self.note_request(conn, &request);
-        if self.has_checks() && self.check_request(conn, &request, replies)? {
+        if self.must_check(&request) && self.check_request(conn, &request, replies)? {
             return Ok(());
         }
         self.carry_out(conn, request, replies)
     }
 
-    /// Carries out one request of `conn`, which was [noted](Self::note_request), and
-    /// [checked](Self::check_request) if [`has_checks`](Self::has_checks).
+    /// Carries out one request of `conn` after [`note_request`](Self::note_request), and, if
+    /// [`must_check`](Self::must_check), after [`check_request`](Self::check_request) has returned `false`.
     ///
     /// # Errors
     /// [`Refusal`] if the connection must be closed.

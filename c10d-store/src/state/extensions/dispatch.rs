@@ -229,9 +229,10 @@ impl StoreState {
 
     /// Whether [`check_request`](Self::check_request) has something to do.
     #[inline]
-    pub(crate) fn has_checks(&self) -> bool {
-        self.slots.recorder.is_some()
-            || self.memory_max.is_some()
+    pub(crate) fn must_check(&self, request: &Request<'_>) -> bool {
+        matches!(request, Request::Extension(_))
+            || self.slots.recorder.is_some()
+            || self.may_lack_memory(request)
             || !self.reserved_wakeups.is_empty()
             || !self.extensions.ended_waits.is_empty()
     }

@@ -1,7 +1,7 @@
 //! Our extensions of PyTorch's store (docs/spec/wire-extensions.md): the state's part that exists only with the feature
 //! `extensions`. Requests arrive in `dispatch.rs`. The rest of the state imports only the items that are listed here.
 //!
-//! Without the feature, `plain.rs` has these items, and the methods that the rest of the state calls.
+//! Without the feature, `plain.rs` has stand-ins for the items and methods that the rest of the state uses.
 
 mod activity;
 mod announcements;
