@@ -14,6 +14,8 @@ use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid,
 };
 
+#[cfg(target_os = "linux")]
+use crate::sys;
 use crate::threads::lock;
 use crate::wording::name_of;
 
@@ -173,23 +175,18 @@ pub(crate) fn reap(group: Pid) {
 pub(super) fn live_members(groups: &[Pid]) -> Option<Vec<i32>> {
     let mut members = Vec::new();
     for entry in fs::read_dir("/proc").ok()? {
-        let entry = entry.ok()?;
-        let Some(pid) = entry
-            .file_name()
-            .to_str()
-            .and_then(|name| name.parse().ok())
-        else {
+        let name = entry.ok()?.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else {
             continue;
         };
-        // The process has ended in the meantime.
-        let Ok(stat) = fs::read(entry.path().join("stat")) else {
-            continue;
-        };
-        let group = ProcessStat::parse(&stat).filter(|stat| !stat.has_ended());
-        let is_in = |known: &Pid| {
-            group.is_some_and(|it| i32::try_from(it.group) == Ok(known.as_raw_nonzero().get()))
-        };
-        if groups.iter().any(is_in) {
+        // The state is read of members only: it takes nine system calls, and a restart waits for all of them.
+        let is_in = |group| groups.contains(&group);
+        let is_member = Pid::from_raw(pid)
+            .and_then(sys::group_of)
+            .is_some_and(is_in);
+        let state = is_member.then(|| ProcessStat::of(pid.unsigned_abs()));
+        // Without a state, the process has ended in the meantime.
+        if state.flatten().is_some_and(|stat| !stat.has_ended()) {
             members.push(pid);
         }
     }
