@@ -237,4 +237,27 @@ mod tests {
         kill_process(released.1, Signal::USR1).unwrap();
         assert_eq!(signal_that_ended(released.0), Some(Signal::USR1.as_raw()));
     }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_process_that_waits_to_be_reaped_is_no_live_member() {
+        let (first, second) = (worker(), worker());
+        let groups = [first.1, second.1];
+        let live = || {
+            let mut members = live_members(&groups).unwrap();
+            members.sort_unstable();
+            members
+        };
+        let mut both = groups.map(|group| group.as_raw_nonzero().get());
+        both.sort_unstable();
+        assert_eq!(live(), both);
+        send(first.1, Signal::KILL).unwrap();
+        let not_reaped = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        waitid(WaitId::Pid(first.1), not_reaped).unwrap();
+        assert_eq!(live(), [second.1.as_raw_nonzero().get()]);
+        send(second.1, Signal::KILL).unwrap();
+        assert_eq!(signal_that_ended(first.0), Some(9));
+        assert_eq!(signal_that_ended(second.0), Some(9));
+        assert_eq!(live(), [0; 0]);
+    }
 }
