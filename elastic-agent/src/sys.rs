@@ -133,6 +133,15 @@ pub(crate) fn session_of(process: Pid) -> io::Result<Option<Pid>> {
     Ok(Pid::from_raw(session))
 }
 
+/// Returns the process group of a process. `None` if the process does not exist, or is a thread of the kernel: for that the
+/// system returns 0, which is not a process id.
+#[cfg(target_os = "linux")]
+pub(crate) fn group_of(process: Pid) -> Option<Pid> {
+    // SAFETY: it takes and returns a number.
+    let group = unsafe { libc::getpgid(process.as_raw_nonzero().get()) };
+    Pid::from_raw(group.max(0))
+}
+
 /// Restores the default of SIGCHLD if it is ignored, as some programs leave it to their children: the
 /// system then discards exit statuses. Returns whether it was ignored.
 ///

@@ -332,6 +332,7 @@ impl Runtime<'_> {
         let started = started.clone();
         self.await_first_sign(&started);
         self.rounds.forget_old(&*self.node.shared.handler);
+        self.node.logs.remove_replaced();
         self.node.shared.probes().set_supervising(true);
     }
 

@@ -38,7 +38,7 @@ const RUN_ID_BYTES_MAX: usize = 100;
 /// The directory is created when the first round starts. It keeps the files of earlier rounds. PyTorch overwrites the
 /// files of a round that ended because nodes joined or left, because the next round has the same restart count. Here
 /// each round has its own directory, for example `attempt_0.1` after `attempt_0`. A directory without a file is removed
-/// when its workers have been replaced, so that restarts leave no empty directories.
+/// soon after its workers have been replaced, so that restarts leave no empty directories.
 ///
 /// ```no_run
 /// use elastic_agent::{LogDirectory, LogOptions, StreamMap, Streams};
@@ -59,6 +59,10 @@ pub struct LogDirectory {
     path: Option<PathBuf>,
     /// The directories of the workers, by local rank.
     workers: Vec<PathBuf>,
+    /// The restart count of the last start of workers.
+    restart_count: usize,
+    /// The directories of the workers of an earlier round, which are removed if they are empty.
+    replaced: Vec<PathBuf>,
     /// Whether no file is written, because the options do not require files and their directory could not be created.
     is_abandoned: bool,
 }
@@ -113,6 +117,8 @@ impl LogDirectory {
             run_id: file_name(run_id),
             path: None,
             workers: Vec::new(),
+            restart_count: 0,
+            replaced: Vec::new(),
             is_abandoned: false,
         }
     }
@@ -181,10 +187,21 @@ impl LogDirectory {
         restart_count: usize,
         local_world_size: usize,
     ) -> Result<RoundLogs, LogDirectoryError> {
-        for worker in self.workers.drain(..) {
-            remove_worker(&worker);
+        self.remove_replaced();
+        self.replaced = std::mem::take(&mut self.workers);
+        if std::mem::replace(&mut self.restart_count, restart_count) == restart_count {
+            // Then this round can have the name of the last one.
+            self.remove_replaced();
         }
         self.start_workers(restart_count, 0..local_world_size)
+    }
+
+    /// Removes the directories of the last round that have no file. Call it when the workers have started, because a file
+    /// system that is busy takes some milliseconds for each directory.
+    pub(crate) fn remove_replaced(&mut self) {
+        for worker in self.replaced.drain(..) {
+            remove_worker(&worker);
+        }
     }
 
     /// Creates the files of one worker, which replaces a dead worker. The other workers keep running.
@@ -196,6 +213,7 @@ impl LogDirectory {
         if let Some(worker) = self.workers.get(local_rank) {
             remove_worker(worker);
         }
+        self.restart_count = restart_count;
         self.start_workers(restart_count, local_rank..local_rank + 1)
     }
 
@@ -451,6 +469,9 @@ mod tests {
             logs.start_round(restart_count, 2).unwrap();
         }
         let job = logs.path().unwrap().to_owned();
+        // Workers do not wait for the removal.
+        assert_eq!(names(&job), ["attempt_1", "attempt_2"]);
+        logs.remove_replaced();
         assert_eq!(names(&job), ["attempt_2"]);
         for restart_count in 3..6 {
             let worker = logs.replace_worker(restart_count, 1).unwrap();
@@ -463,6 +484,7 @@ mod tests {
         logs.replace_worker(6, 0).unwrap();
         assert_eq!(names(&job), ["attempt_5", "attempt_6"]);
         logs.start_round(7, 2).unwrap();
+        logs.remove_replaced();
         assert_eq!(names(&job), ["attempt_7"]);
     }
 

@@ -13,7 +13,7 @@ use signal_hook::consts::SIGXFSZ;
 
 use super::console::Progress;
 use super::gaps::{Gaps, Next};
-use super::pipe::{LastBytes, PipeState, WorkerPipe};
+use super::pipe::{PipeState, PipeTail, WorkerPipe};
 use super::thread::{READ_BYTES_MAX, wait};
 use super::trail::Trail;
 use crate::threads::lock;
@@ -39,7 +39,7 @@ impl LoggedStream {
         pipe: PipeReader,
         path: &Path,
         file: File,
-        last: Option<Arc<Mutex<LastBytes>>>,
+        last: Option<Arc<PipeTail>>,
     ) -> io::Result<Self> {
         Ok(Self {
             pipe: Some(WorkerPipe::new(pipe, last)?),

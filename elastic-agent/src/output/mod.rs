@@ -21,7 +21,7 @@ use self::console::{Progress, Sink};
 pub(crate) use self::lines::LineSplitter;
 pub(crate) use self::log_writer::LoggedStream;
 use self::pipe::PipeState;
-pub(crate) use self::pipe::{CapturedPipe, LAST_BYTES_MAX, LastBytes};
+pub(crate) use self::pipe::{CapturedPipe, LAST_BYTES_MAX, LastBytes, PipeTail};
 pub(crate) use self::shown_log::{LineCopy, ShownLog};
 use self::thread::{OutputThread, READ_BYTES_MAX, wait};
 

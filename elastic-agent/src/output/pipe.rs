@@ -2,7 +2,8 @@
 
 use std::io::{self, PipeReader, Read};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::time::Duration;
 
 use rustix::io::{ioctl_fionbio, ioctl_fionread};
 
@@ -12,8 +13,8 @@ use crate::threads::lock;
 /// The end that is read, and where the last bytes are kept.
 #[derive(Debug)]
 pub(super) struct WorkerPipe {
-    pipe: PipeReader,
-    last: Option<Arc<Mutex<LastBytes>>>,
+    pipe: Arc<PipeReader>,
+    last: Option<Arc<PipeTail>>,
     /// How many bytes are left to read; `None` until the pipe is finished.
     bytes_left: Option<usize>,
 }
@@ -23,9 +24,13 @@ impl WorkerPipe {
     ///
     /// # Errors
     /// The error of the operating system.
-    pub(super) fn new(pipe: PipeReader, last: Option<Arc<Mutex<LastBytes>>>) -> io::Result<Self> {
+    pub(super) fn new(pipe: PipeReader, last: Option<Arc<PipeTail>>) -> io::Result<Self> {
         // Only this end is non-blocking: with a non-blocking write end, the worker would lose output.
         ioctl_fionbio(&pipe, true)?;
+        let pipe = Arc::new(pipe);
+        if let Some(last) = &last {
+            lock(&last.state).pipe = Arc::downgrade(&pipe);
+        }
         Ok(Self {
             pipe,
             last,
@@ -47,13 +52,12 @@ impl WorkerPipe {
     /// Reads once without waiting, to the start of the buffer.
     pub(super) fn read_once(&mut self, buffer: &mut [u8]) -> PipeState {
         let room = self.bytes_left.unwrap_or(usize::MAX).min(buffer.len());
-        let count = match self.pipe.read(&mut buffer[..room]) {
-            Ok(0) => {
-                if let Some(last) = &self.last {
-                    lock(last).has_ended = true;
-                }
-                return PipeState::Ended;
-            }
+        let read = match &self.last {
+            Some(last) => last.read_from(&self.pipe, &mut buffer[..room]),
+            None => (&*self.pipe).read(&mut buffer[..room]),
+        };
+        let count = match read {
+            Ok(0) => return PipeState::Ended,
             Ok(count) => count,
             Err(error) => match error.kind() {
                 io::ErrorKind::WouldBlock => return PipeState::Empty,
@@ -66,10 +70,6 @@ impl WorkerPipe {
         };
         if let Some(left) = &mut self.bytes_left {
             *left -= count;
-        }
-        if let Some(last) = &self.last {
-            // A panic in `push` leaves the bytes valid.
-            lock(last).push(&buffer[..count]);
         }
         PipeState::Read(count)
     }
@@ -96,11 +96,7 @@ impl CapturedPipe {
     ///
     /// # Errors
     /// The error of the operating system.
-    pub(crate) fn new(
-        pipe: PipeReader,
-        is_shown: bool,
-        last: Arc<Mutex<LastBytes>>,
-    ) -> io::Result<Self> {
+    pub(crate) fn new(pipe: PipeReader, is_shown: bool, last: Arc<PipeTail>) -> io::Result<Self> {
         let pipe = WorkerPipe::new(pipe, Some(last))?;
         Ok(Self { pipe, is_shown })
     }
@@ -123,16 +119,13 @@ pub(crate) const LAST_BYTES_MAX: usize = 4 << 10;
 
 /// Keeps the last [`LAST_BYTES_MAX`] pushed bytes.
 #[derive(Default)]
-pub(crate) struct LastBytes {
-    bytes: Vec<u8>,
-    has_ended: bool,
-}
+pub(crate) struct LastBytes(Vec<u8>);
 
 impl std::fmt::Debug for LastBytes {
     /// Shows lengths instead of bytes, which can be long and secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("LastBytes")
-            .field("bytes", &self.bytes.len())
+            .field("bytes", &self.0.len())
             .finish()
     }
 }
@@ -140,18 +133,69 @@ impl std::fmt::Debug for LastBytes {
 impl LastBytes {
     pub(crate) fn push(&mut self, bytes: &[u8]) {
         let bytes = &bytes[bytes.len().saturating_sub(LAST_BYTES_MAX)..];
-        let surplus = (self.bytes.len() + bytes.len()).saturating_sub(LAST_BYTES_MAX);
-        self.bytes.drain(..surplus);
-        self.bytes.extend_from_slice(bytes);
+        let surplus = (self.0.len() + bytes.len()).saturating_sub(LAST_BYTES_MAX);
+        self.0.drain(..surplus);
+        self.0.extend_from_slice(bytes);
     }
 
     pub(crate) fn to_vec(&self) -> Vec<u8> {
-        self.bytes.clone()
+        self.0.clone()
+    }
+}
+
+/// The last bytes that one thread has read from a pipe, for other threads.
+#[derive(Debug, Default)]
+pub(crate) struct PipeTail {
+    state: Mutex<TailState>,
+    was_read: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct TailState {
+    last: LastBytes,
+    /// The number of bytes that were read so far.
+    read: u64,
+    /// Gone when the pipe is no longer read.
+    pipe: Weak<PipeReader>,
+}
+
+impl PipeTail {
+    /// Reads from the pipe, which must be non-blocking. The lock is held in the meantime, so that each byte is either in
+    /// the pipe or here.
+    fn read_from(&self, mut pipe: &PipeReader, buffer: &mut [u8]) -> io::Result<usize> {
+        // A panic in `push` leaves the bytes valid.
+        let mut state = lock(&self.state);
+        let count = pipe.read(buffer)?;
+        state.read += count as u64;
+        state.last.push(&buffer[..count]);
+        drop(state);
+        self.was_read.notify_all();
+        Ok(count)
     }
 
-    /// Whether some bytes were pushed, or the end of the pipe was read.
-    pub(crate) fn is_known(&self) -> bool {
-        self.has_ended || !self.bytes.is_empty()
+    pub(crate) fn to_vec(&self) -> Vec<u8> {
+        lock(&self.state).last.to_vec()
+    }
+
+    /// Waits until everything that is in the pipe now was read, for at most this long. The end of the pipe is not waited
+    /// for, because children that a worker has left behind keep the pipe open.
+    pub(crate) fn await_written(&self, patience: Duration) {
+        let state = lock(&self.state);
+        let end = state.written();
+        let is_missing = |state: &mut TailState| state.read < end;
+        let waited = self
+            .was_read
+            .wait_timeout_while(state, patience, is_missing);
+        drop(waited);
+    }
+}
+
+impl TailState {
+    /// The number of bytes that were written to the pipe so far.
+    fn written(&self) -> u64 {
+        let pipe = self.pipe.upgrade();
+        let unread = pipe.and_then(|pipe| ioctl_fionread(&*pipe).ok());
+        self.read + unread.unwrap_or(0)
     }
 }
 
@@ -164,7 +208,7 @@ mod tests {
     #[test]
     fn an_open_pipe_is_read_up_to_its_content_when_finished() {
         let (near, mut far) = io::pipe().unwrap();
-        let last = Arc::default();
+        let last = Arc::<PipeTail>::default();
         let mut pipe = CapturedPipe::new(near, false, Arc::clone(&last)).unwrap();
         let mut sink = Sink::new("test", Box::new(io::sink()), Arc::default());
         let mut buffer = [0; 4];
@@ -174,20 +218,35 @@ mod tests {
         while pipe.read_once(&mut buffer, &mut sink) != PipeState::Ended {
             far.write_all(b"more").unwrap();
         }
-        assert_eq!(last.lock().unwrap().to_vec(), b"1234567");
+        assert_eq!(last.to_vec(), b"1234567");
     }
 
-    /// A report on a failed worker that had written nothing came 50 ms late, three times in each restart.
+    /// A child that a killed worker had left behind kept the pipe open, so each restart waited for 50 ms.
     #[test]
-    fn the_end_of_a_pipe_without_bytes_is_known() {
-        let (near, far) = io::pipe().unwrap();
-        let last = Arc::default();
+    fn all_that_was_written_is_known_while_the_pipe_stays_open() {
+        let (near, mut far) = io::pipe().unwrap();
+        let last = Arc::<PipeTail>::default();
         let mut pipe = WorkerPipe::new(near, Some(Arc::clone(&last))).unwrap();
-        assert_eq!(pipe.read_once(&mut [0; 4]), PipeState::Empty);
-        assert!(!last.lock().unwrap().is_known());
+        let is_known = || {
+            let state = lock(&last.state);
+            state.read == state.written()
+        };
+        assert!(is_known());
+        far.write_all(b"warning").unwrap();
+        assert_eq!(pipe.read_once(&mut [0; 8]), PipeState::Read(7));
+        assert!(is_known());
+        far.write_all(b"traceback").unwrap();
+        assert!(!is_known());
+        std::thread::scope(|scope| {
+            scope.spawn(|| while pipe.read_once(&mut [0; 8]) != PipeState::Empty {});
+            last.await_written(Duration::from_secs(60));
+        });
+        assert_eq!(last.to_vec(), b"warningtraceback");
         drop(far);
-        assert_eq!(pipe.read_once(&mut [0; 4]), PipeState::Ended);
-        assert!(last.lock().unwrap().is_known());
+        assert!(is_known());
+        assert_eq!(pipe.read_once(&mut [0; 8]), PipeState::Ended);
+        drop(pipe);
+        assert!(is_known());
     }
 
     #[test]

@@ -14,6 +14,8 @@ use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, waitid,
 };
 
+#[cfg(target_os = "linux")]
+use crate::sys;
 use crate::threads::lock;
 use crate::wording::name_of;
 
@@ -173,23 +175,18 @@ pub(crate) fn reap(group: Pid) {
 pub(super) fn live_members(groups: &[Pid]) -> Option<Vec<i32>> {
     let mut members = Vec::new();
     for entry in fs::read_dir("/proc").ok()? {
-        let entry = entry.ok()?;
-        let Some(pid) = entry
-            .file_name()
-            .to_str()
-            .and_then(|name| name.parse().ok())
-        else {
+        let name = entry.ok()?.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else {
             continue;
         };
-        // The process has ended in the meantime.
-        let Ok(stat) = fs::read(entry.path().join("stat")) else {
-            continue;
-        };
-        let group = ProcessStat::parse(&stat).filter(|stat| !stat.has_ended());
-        let is_in = |known: &Pid| {
-            group.is_some_and(|it| i32::try_from(it.group) == Ok(known.as_raw_nonzero().get()))
-        };
-        if groups.iter().any(is_in) {
+        // The state is read of members only: it takes nine system calls, and a restart waits for all of them.
+        let is_in = |group| groups.contains(&group);
+        let is_member = Pid::from_raw(pid)
+            .and_then(sys::group_of)
+            .is_some_and(is_in);
+        let state = is_member.then(|| ProcessStat::of(pid.unsigned_abs()));
+        // Without a state, the process has ended in the meantime.
+        if state.flatten().is_some_and(|stat| !stat.has_ended()) {
             members.push(pid);
         }
     }
@@ -239,5 +236,28 @@ mod tests {
         assert_eq!(signal_that_ended(late.0), Some(9));
         kill_process(released.1, Signal::USR1).unwrap();
         assert_eq!(signal_that_ended(released.0), Some(Signal::USR1.as_raw()));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_process_that_waits_to_be_reaped_is_no_live_member() {
+        let (first, second) = (worker(), worker());
+        let groups = [first.1, second.1];
+        let live = || {
+            let mut members = live_members(&groups).unwrap();
+            members.sort_unstable();
+            members
+        };
+        let mut both = groups.map(|group| group.as_raw_nonzero().get());
+        both.sort_unstable();
+        assert_eq!(live(), both);
+        send(first.1, Signal::KILL).unwrap();
+        let not_reaped = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        waitid(WaitId::Pid(first.1), not_reaped).unwrap();
+        assert_eq!(live(), [second.1.as_raw_nonzero().get()]);
+        send(second.1, Signal::KILL).unwrap();
+        assert_eq!(signal_that_ended(first.0), Some(9));
+        assert_eq!(signal_that_ended(second.0), Some(9));
+        assert_eq!(live(), [0; 0]);
     }
 }

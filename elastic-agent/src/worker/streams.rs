@@ -7,19 +7,16 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
-
-use c10d_socket::Deadline;
+use std::sync::Arc;
+use std::time::Duration;
 
 use crate::files;
 use crate::logs::{Destination, FilteredLog};
 use crate::output::{
-    CapturedPipe, LAST_BYTES_MAX, LastBytes, LineCopy, LoggedStream, ShownLog, Sources,
+    CapturedPipe, LAST_BYTES_MAX, LineCopy, LoggedStream, PipeTail, ShownLog, Sources,
 };
 
 use super::plan::{GroupPlan, StartError, WorkerInput, WorkerPlan};
-use crate::threads::lock;
 
 /// The place of the last bytes of a worker's standard error.
 #[derive(Debug)]
@@ -29,17 +26,14 @@ pub(super) enum StderrEnd {
     /// They are in the log file.
     File(PathBuf),
     /// They are in memory, read from a pipe.
-    Kept(Arc<Mutex<LastBytes>>),
+    Kept(Arc<PipeTail>),
 }
 
 impl StderrEnd {
-    /// Waits until something, or the end, was read from the pipe of a process that has exited, for at most this long.
+    /// Waits until all that a process has written to the pipe before its exit was read, for at most this long.
     pub(super) fn await_bytes(&self, patience: Duration) {
-        const PAUSE: Duration = Duration::from_millis(2);
-        let Self::Kept(last) = self else { return };
-        let deadline = Deadline::after(Instant::now(), patience);
-        while !lock(last).is_known() && !deadline.has_passed(Instant::now()) {
-            std::thread::sleep(PAUSE);
+        if let Self::Kept(last) = self {
+            last.await_written(patience);
         }
     }
 
@@ -52,10 +46,7 @@ impl StderrEnd {
                     Vec::new()
                 })
             }
-            Self::Kept(last) => {
-                // A panic in `push` leaves the bytes valid.
-                lock(last).to_vec()
-            }
+            Self::Kept(last) => last.to_vec(),
         }
     }
 }
@@ -199,7 +190,7 @@ fn open_log(
     prefix: &str,
     shown: Option<&mut Sources>,
     logs: &mut Vec<LoggedStream>,
-    last: Option<Arc<Mutex<LastBytes>>>,
+    last: Option<Arc<PipeTail>>,
 ) -> Result<OwnedFd, StartError> {
     let file = create(path)?;
     let Some(sources) = shown else {
