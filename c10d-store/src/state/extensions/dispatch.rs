@@ -3,8 +3,8 @@
 
 use std::net::SocketAddr;
 
-use super::groups::ServedGroups;
 use super::owners::{Ownership, silence_max};
+use super::served_groups::ServedGroups;
 use super::sweeps::SCHEDULED_BYTES;
 use crate::groups::{GroupRequest, Groups};
 use crate::message::{CloseReason, ConnId, ConnectionId, Extension, Keys, Replies, Request};
