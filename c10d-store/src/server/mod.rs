@@ -19,8 +19,6 @@ mod http;
 mod journal_queue;
 mod memory_limit;
 #[cfg(feature = "extensions")]
-mod numbers;
-#[cfg(feature = "extensions")]
 mod observer;
 mod options;
 #[cfg(feature = "extensions")]
