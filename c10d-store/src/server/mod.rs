@@ -25,7 +25,6 @@ mod options;
 mod recover;
 #[cfg(feature = "extensions")]
 mod session_client;
-mod session_memory;
 #[cfg(feature = "extensions")]
 mod session_replies;
 #[cfg(feature = "extensions")]

@@ -2,7 +2,7 @@
 
 use c10d_socket::SendBuf;
 
-use super::session_memory::SessionMemory;
+use super::budget::SessionMemory;
 use crate::moment::Moment;
 use crate::session::{Credit, ResentWait};
 
