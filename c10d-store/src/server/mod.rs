@@ -4,8 +4,6 @@
 mod absent;
 #[cfg(feature = "extensions")]
 mod backlog;
-#[cfg(feature = "extensions")]
-mod batch_delay;
 mod budget;
 mod connection;
 mod counts;
