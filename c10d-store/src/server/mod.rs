@@ -2,8 +2,6 @@
 
 #[cfg(not(feature = "extensions"))]
 mod absent;
-#[cfg(feature = "extensions")]
-mod backlog;
 mod budget;
 mod connection;
 mod counts;
