@@ -27,8 +27,6 @@ mod session_replies;
 mod session_requests;
 #[cfg(feature = "extensions")]
 mod sessions;
-#[cfg(feature = "extensions")]
-mod standby;
 mod timers;
 mod turn;
 

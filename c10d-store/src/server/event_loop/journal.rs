@@ -13,7 +13,7 @@ use crate::journal::{Authority, JournalError};
 use crate::server::connection::{Connections, conn_id_of};
 use crate::server::extensions::new_sessions;
 use crate::server::journal_queue::{GATHERED_BYTES_MAX, Gathered, JournalQueue, SnapshotStep};
-use crate::server::standby::Standby;
+use crate::server::recover::Standby;
 use crate::state::{Recorder, SNAPSHOT_SLICE};
 
 impl EventLoop {
