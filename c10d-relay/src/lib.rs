@@ -7,7 +7,6 @@ mod hub;
 mod link;
 mod options;
 mod patience;
-mod rank;
 mod relay;
 mod status;
 mod tunnel;

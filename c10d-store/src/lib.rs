@@ -67,8 +67,6 @@ mod limits;
 mod message;
 mod moment;
 mod prefix_store;
-#[cfg(feature = "extensions")]
-mod raw_requests;
 mod rendezvous;
 mod request_parser;
 mod server;

@@ -22,11 +22,11 @@ pub use crate::{
         format::FORMAT_VERSION,
     },
     leader_search::LeaderSearch,
-    raw_requests::{RawRequest, RawRequests},
     session::{
         CLIENT_WINDOW_BYTES, ClientEnd, Credit, Frame, FrameReader, GROUP_BYTES_MAX,
-        GROUP_CLIENTS_MAX, Group, NotCarried, Outstanding, ReplyError, ResentWait, Restart,
-        SESSION_WINDOW_BYTES, Session, SessionClient, SessionStream, Violation,
+        GROUP_CLIENTS_MAX, Group, NotCarried, Outstanding, RawRequest, RawRequests, ReplyError,
+        ResentWait, Restart, SESSION_WINDOW_BYTES, Session, SessionClient, SessionStream,
+        Violation,
     },
     wire::{NotAReply, ReplyScan},
 };

@@ -1,11 +1,8 @@
 //! The hub between scripted ranks and a scripted store, in virtual time.
 
 use c10d_sim::{Run, Seeds, Simulation, run};
-use c10d_socket::SendBuf;
-use c10d_store::Opcode;
 use c10d_store::unstable::{
-    CLIENT_WINDOW_BYTES, ClientEnd, Credit, NotCarried, RequestBuf, ResentWait,
-    SESSION_WINDOW_BYTES,
+    CLIENT_WINDOW_BYTES, ClientEnd, Credit, NotCarried, ResentWait, SESSION_WINDOW_BYTES,
 };
 use fastrand::Rng;
 

@@ -12,9 +12,9 @@ use super::link::SessionLink;
 use super::session_dialer::{SILENCE_MAX, SessionDialer, SessionError, seed};
 use super::stream::Stream;
 use crate::limits::WireLimits;
-use crate::raw_requests::RawRequests;
 use crate::session::{
-    ClientEnd, Frame, FrameReader, Restart, Session, SessionClient, SessionStream, Violation,
+    ClientEnd, Frame, FrameReader, RawRequests, Restart, Session, SessionClient, SessionStream,
+    Violation,
 };
 
 /// The number of the session's only client.

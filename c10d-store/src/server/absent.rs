@@ -6,10 +6,10 @@ use std::sync::Arc;
 use c10d_socket::{Moment, SendBuf};
 use mio::{Token, Waker};
 
+use super::budget::SessionMemory;
 use super::connection::{Connections, conn_id_of};
 use super::counts::Counts;
 use super::options::ServerOptions;
-use super::session_memory::SessionMemory;
 use crate::error::StoreError;
 use crate::message::Request;
 use crate::state::{Refusal, StoreState};

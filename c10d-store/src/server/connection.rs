@@ -11,10 +11,9 @@ use mio::net::TcpStream;
 use mio::{Interest, Token};
 use slab::Slab;
 
-use super::budget::Budget;
+use super::budget::{Budget, SessionMemory};
 use super::delayed_replies::DelayedReplies;
 use super::session_client::Client;
-use super::session_memory::SessionMemory;
 use crate::message::{ConnId, Replies, Reply, Request};
 use crate::request_parser::RequestParser;
 use crate::state::Refusal;

@@ -2,10 +2,6 @@
 
 #[cfg(not(feature = "extensions"))]
 mod absent;
-#[cfg(feature = "extensions")]
-mod backlog;
-#[cfg(feature = "extensions")]
-mod batch_delay;
 mod budget;
 mod connection;
 mod counts;
@@ -19,23 +15,18 @@ mod http;
 mod journal_queue;
 mod memory_limit;
 #[cfg(feature = "extensions")]
-mod numbers;
-#[cfg(feature = "extensions")]
 mod observer;
 mod options;
 #[cfg(feature = "extensions")]
 mod recover;
 #[cfg(feature = "extensions")]
 mod session_client;
-mod session_memory;
 #[cfg(feature = "extensions")]
 mod session_replies;
 #[cfg(feature = "extensions")]
 mod session_requests;
 #[cfg(feature = "extensions")]
 mod sessions;
-#[cfg(feature = "extensions")]
-mod standby;
 mod timers;
 mod turn;
 

@@ -4,7 +4,7 @@
 use mio::Token;
 
 use super::connection::{Connections, conn_id_of};
-use super::numbers::Numbers;
+use super::session_client::Numbers;
 use super::session_replies::Again;
 use super::sessions::Sessions;
 use crate::journal::batch::Effect;

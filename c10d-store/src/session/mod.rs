@@ -17,6 +17,7 @@
 //!
 //! - [`Outstanding`] keeps the requests of one client that a server with a journal gets again when it was restarted.
 //! - [`Session`] and its [`SessionClient`]s are the session of a program with one client, and of a relay with many.
+//!   [`RawRequests`] finds the requests in the bytes of one client.
 
 mod client;
 mod credit;
@@ -31,7 +32,7 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
-pub use client::{ClientEnd, Session, SessionClient};
+pub use client::{ClientEnd, RawRequest, RawRequests, Session, SessionClient};
 pub use credit::{CLIENT_WINDOW_BYTES, Credit};
 pub use frame::{Frame, FrameReader, GROUP_BYTES_MAX, GROUP_CLIENTS_MAX, Group};
 pub(crate) use hello::{Hello, Welcome};

@@ -8,7 +8,7 @@ use super::SimServer;
 #[cfg(feature = "extensions")]
 use crate::{
     limits::WireLimits,
-    raw_requests::RawRequests,
+    session::RawRequests,
     wire::{Opcode, ReplyScan, RequestBuf, VALIDATION_MAGIC},
 };
 

@@ -10,11 +10,10 @@ use mio::Token;
 use super::EventLoop;
 use crate::journal::batch::BatchWriter;
 use crate::journal::{Authority, JournalError};
-use crate::server::batch_delay::Gathered;
 use crate::server::connection::{Connections, conn_id_of};
 use crate::server::extensions::new_sessions;
-use crate::server::journal_queue::{GATHERED_BYTES_MAX, JournalQueue, SnapshotStep};
-use crate::server::standby::Standby;
+use crate::server::journal_queue::{GATHERED_BYTES_MAX, Gathered, JournalQueue, SnapshotStep};
+use crate::server::recover::Standby;
 use crate::state::{Recorder, SNAPSHOT_SLICE};
 
 impl EventLoop {
@@ -90,7 +89,7 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Hands over what has gathered, unless a batch is on its way or this one [waits](super::super::batch_delay), and a part of a
+    /// Hands over what has gathered, unless a batch is on its way or this one [waits](JournalQueue::hold), and a part of a
     /// snapshot.
     pub(super) fn keep_gathered(&mut self, is_busy: bool, now: Instant) {
         let (Some(journal), Some(recorder)) =

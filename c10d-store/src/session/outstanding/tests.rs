@@ -7,8 +7,7 @@ use c10d_socket::SendBuf;
 
 use super::*;
 use crate::limits::WireLimits;
-use crate::raw_requests::RawRequests;
-use crate::session::{Credit, Frame, FrameReader};
+use crate::session::{Credit, Frame, FrameReader, RawRequests};
 use crate::wire::RequestBuf;
 
 mod model;
