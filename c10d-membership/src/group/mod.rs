@@ -3,7 +3,6 @@
 //! A [`Group`] takes [`Input`]s and returns a reply and [`Effect`]s. It has no store, connection, thread or clock,
 //! and does not interpret handles. Its rules are in docs/spec/membership.md.
 
-mod depart;
 mod messages;
 mod recover;
 mod report;
