@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::roster::Entry;
-use super::state::{GroupState, Passed};
-use super::{Effect, Group};
+use super::{Effect, Group, GroupState, Passed};
 use crate::event::Reason;
 use crate::identity::{Attempt, MemberKey};
 use crate::message::{Limit, Message, Reply};

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::roster::{Entry, Roster};
-use super::state::{GroupState, Passed};
-use super::{Effect, Group, Kept};
+use super::{Effect, Group, GroupState, Kept, Passed};
 use crate::event::Cause;
 use crate::options::{GroupOptions, RETURN_TIMEOUT_MAX};
 

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use super::Group;
-use super::state::GroupState;
+use super::{Group, GroupState};
 use crate::identity::MemberKey;
 use crate::record::Record;
 use crate::status::{GroupStage, GroupStatus, MemberStatus};

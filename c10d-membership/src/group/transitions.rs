@@ -6,8 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::roster::Entry;
-use super::state::{Change, GroupState, Passed};
-use super::{Effect, Group};
+use super::{Change, Effect, Group, GroupState, Passed};
 use crate::event::{Cause, EndReason, Reason};
 use crate::identity::{Attempt, MemberKey};
 use crate::record::{Record, Seat};
