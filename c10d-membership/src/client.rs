@@ -9,6 +9,7 @@ use c10d_store::unstable::PAYLOAD_KEY_PREFIX;
 use c10d_store::{ErrorContext, Operation, Store, StoreError, key_to_bytes};
 
 use crate::codec::{Malformed, list_of};
+use crate::group::GroupStatus;
 use crate::identity::MemberKey;
 use crate::list_change::decode_list;
 use crate::message::{Message, Reply};
@@ -16,7 +17,6 @@ use crate::options::GroupOptions;
 use crate::record::Record;
 use crate::request::{GroupReply, GroupRequest, Opening};
 use crate::server::GROUPS_MAX;
-use crate::status::GroupStatus;
 
 /// Characters of a prefix in an error.
 const KEY_CHARS_SHOWN_MAX: usize = 80;

@@ -16,17 +16,18 @@ mod options;
 mod record;
 mod request;
 mod server;
-mod status;
 #[cfg(test)]
 mod tests;
 
 pub use client::Membership;
 pub use event::{Cause, EndReason, Event, EventNumber, Leave, Reason};
-pub use group::{Change, Effect, Group, GroupState, Input, Kept, Outcome, Passed};
+pub use group::{
+    Change, Effect, Group, GroupStage, GroupState, GroupStatus, Input, Kept, MemberStatus, Outcome,
+    Passed,
+};
 pub use identity::{Attempt, Incarnation, MemberId, MemberKey, Nonce};
 pub use member::{Action, Ending, Member, MemberInput, MemberOptions};
 pub use message::{Limit, Message, Reply};
 pub use options::{GroupOptions, RETURN_TIMEOUT_MAX};
 pub use record::{Record, Seat};
 pub use server::{groups, status_of};
-pub use status::{GroupStage, GroupStatus, MemberStatus};

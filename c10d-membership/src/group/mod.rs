@@ -5,14 +5,15 @@
 
 mod messages;
 mod recover;
-mod report;
 mod roster;
+mod status;
 mod transitions;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use self::roster::Roster;
+pub use self::status::{GroupStage, GroupStatus, MemberStatus};
 use crate::event::{Cause, EndReason, Event, EventNumber, Leave, Reason, Stage};
 use crate::identity::{Attempt, MemberKey, Nonce};
 use crate::message::{Message, Reply};
