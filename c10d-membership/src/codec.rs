@@ -7,10 +7,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::event::{Cause, EndReason, Event, EventNumber, Leave, Reason};
 use crate::group::{GroupStage, GroupStatus, Kept, MemberStatus};
 use crate::identity::{Attempt, MemberKey};
-use crate::message::{Limit, Message, Reply};
+use crate::message::{Cause, EndReason, Event, EventNumber, Leave, Limit, Message, Reason, Reply};
 use crate::options::GroupOptions;
 use crate::record::{Record, Seat};
 use byteorder::{ByteOrder, LE};

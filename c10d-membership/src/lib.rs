@@ -3,7 +3,6 @@
 
 mod client;
 pub mod codec;
-mod event;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -20,14 +19,13 @@ mod server;
 mod tests;
 
 pub use client::Membership;
-pub use event::{Cause, EndReason, Event, EventNumber, Leave, Reason};
 pub use group::{
     Change, Effect, Group, GroupStage, GroupState, GroupStatus, Input, Kept, MemberStatus, Outcome,
     Passed,
 };
 pub use identity::{Attempt, Incarnation, MemberId, MemberKey, Nonce};
 pub use member::{Action, Ending, Member, MemberInput, MemberOptions};
-pub use message::{Limit, Message, Reply};
+pub use message::{Cause, EndReason, Event, EventNumber, Leave, Limit, Message, Reason, Reply};
 pub use options::{GroupOptions, RETURN_TIMEOUT_MAX};
 pub use record::{Record, Seat};
 pub use server::{groups, status_of};

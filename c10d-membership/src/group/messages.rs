@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use super::roster::Entry;
 use super::{Effect, Group, GroupState, Passed};
-use crate::event::Reason;
 use crate::identity::{Attempt, MemberKey};
-use crate::message::{Limit, Message, Reply};
+use crate::message::{Limit, Message, Reason, Reply};
 
 impl Group {
     pub(super) fn message(

@@ -14,9 +14,8 @@ use std::time::Duration;
 
 use self::roster::Roster;
 pub use self::status::{GroupStage, GroupStatus, MemberStatus};
-use crate::event::{Cause, EndReason, Event, EventNumber, Leave, Reason, Stage};
 use crate::identity::{Attempt, MemberKey, Nonce};
-use crate::message::{Message, Reply};
+use crate::message::{Cause, EndReason, Event, EventNumber, Leave, Message, Reason, Reply, Stage};
 use crate::options::GroupOptions;
 use crate::record::Record;
 

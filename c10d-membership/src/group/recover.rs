@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::roster::{Entry, Roster};
 use super::{Effect, Group, GroupState, Kept, Passed};
-use crate::event::Cause;
+use crate::message::Cause;
 use crate::options::{GroupOptions, RETURN_TIMEOUT_MAX};
 
 impl Group {

@@ -4,8 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use super::{Group, GroupState};
-use crate::event::{EndReason, Reason};
 use crate::identity::{Attempt, MemberKey};
+use crate::message::{EndReason, Reason};
 use crate::record::Record;
 
 /// The state of a group at one moment.

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::event::{EndReason, Reason};
-use crate::message::{Limit, Message, Reply};
+use crate::message::{EndReason, Limit, Message, Reason, Reply};
 use crate::record::Record;
 
 /// The waits of a [`Member`](crate::Member).

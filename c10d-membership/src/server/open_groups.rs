@@ -9,9 +9,9 @@ use c10d_store::groups::{ConnId, GroupEffect};
 use siphasher::sip::SipHasher13;
 
 use super::sent_lists::SentLists;
-use crate::event::EventNumber;
 use crate::group::{Group, GroupState};
 use crate::identity::{Attempt, MemberKey, Nonce};
+use crate::message::EventNumber;
 use crate::request::Opening;
 
 /// About the memory of a group without members.
