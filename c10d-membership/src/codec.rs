@@ -8,10 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::group::{GroupStage, GroupStatus, Kept, MemberStatus};
-use crate::identity::{Attempt, MemberKey};
 use crate::message::{Cause, EndReason, Event, EventNumber, Leave, Limit, Message, Reason, Reply};
 use crate::options::GroupOptions;
-use crate::record::{Record, Seat};
+use crate::record::{Attempt, MemberKey, Record, Seat};
 use byteorder::{ByteOrder, LE};
 
 /// The bytes are not an encoded value.

@@ -7,7 +7,6 @@ pub mod codec;
 #[doc(hidden)]
 pub mod fuzzing;
 mod group;
-mod identity;
 pub mod list_change;
 mod member;
 mod message;
@@ -23,9 +22,8 @@ pub use group::{
     Change, Effect, Group, GroupStage, GroupState, GroupStatus, Input, Kept, MemberStatus, Outcome,
     Passed,
 };
-pub use identity::{Attempt, Incarnation, MemberId, MemberKey, Nonce};
 pub use member::{Action, Ending, Member, MemberInput, MemberOptions};
 pub use message::{Cause, EndReason, Event, EventNumber, Leave, Limit, Message, Reason, Reply};
 pub use options::{GroupOptions, RETURN_TIMEOUT_MAX};
-pub use record::{Record, Seat};
+pub use record::{Attempt, Incarnation, MemberId, MemberKey, Nonce, Record, Seat};
 pub use server::{groups, status_of};

@@ -6,8 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::identity::{Attempt, MemberKey};
-use crate::record::Record;
+use crate::record::{Attempt, MemberKey, Record};
 
 /// A request of a member. All requests except polls are answered at once.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

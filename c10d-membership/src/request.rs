@@ -2,10 +2,9 @@
 
 use crate::codec::{Encode, Malformed, decode_all, decode_reply, encode_reply};
 use crate::group::GroupStatus;
-use crate::identity::{Attempt, MemberKey};
 use crate::message::{Message, Reply};
 use crate::options::GroupOptions;
-use crate::record::Record;
+use crate::record::{Attempt, MemberKey, Record};
 use std::sync::Arc;
 use std::time::Duration;
 

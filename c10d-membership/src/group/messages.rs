@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::roster::Entry;
 use super::{Effect, Group, GroupState, Passed};
-use crate::identity::{Attempt, MemberKey};
 use crate::message::{Limit, Message, Reason, Reply};
+use crate::record::{Attempt, MemberKey};
 
 impl Group {
     pub(super) fn message(

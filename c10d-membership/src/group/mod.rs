@@ -14,10 +14,9 @@ use std::time::Duration;
 
 use self::roster::Roster;
 pub use self::status::{GroupStage, GroupStatus, MemberStatus};
-use crate::identity::{Attempt, MemberKey, Nonce};
 use crate::message::{Cause, EndReason, Event, EventNumber, Leave, Message, Reason, Reply, Stage};
 use crate::options::GroupOptions;
-use crate::record::Record;
+use crate::record::{Attempt, MemberKey, Nonce, Record};
 
 /// About the memory of a member or a seat, besides its handle, and of an evicted member.
 const MEMBER_BYTES: usize = 256;

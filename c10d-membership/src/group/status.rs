@@ -4,9 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use super::{Group, GroupState};
-use crate::identity::{Attempt, MemberKey};
 use crate::message::{EndReason, Reason};
-use crate::record::Record;
+use crate::record::{Attempt, MemberKey, Record};
 
 /// The state of a group at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]

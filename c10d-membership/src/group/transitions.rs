@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use super::roster::Entry;
 use super::{Change, Effect, Group, GroupState, Passed};
-use crate::identity::{Attempt, MemberKey};
 use crate::message::{Cause, EndReason, Reason};
-use crate::record::{Record, Seat};
+use crate::record::{Attempt, MemberKey, Record, Seat};
 
 /// The loss of members, which ends an attempt or a generation that needs them.
 impl Group {

@@ -9,9 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::input::{Action, Ending, MemberInput, MemberOptions};
-use crate::identity::{Attempt, MemberKey};
 use crate::message::{EndReason, Event, EventNumber, Leave, Message, Reply};
-use crate::record::Record;
+use crate::record::{Attempt, MemberKey, Record};
 
 /// The member of one process: takes it through the generations.
 ///

@@ -14,8 +14,8 @@ use c10d_store::groups::{
 
 use crate::codec::{Encode, list_of};
 use crate::group::{Effect, Group, GroupStatus, Input, Kept};
-use crate::identity::Attempt;
 use crate::message::Reply;
+use crate::record::Attempt;
 use crate::request::{GroupReply, GroupRequest, Opening};
 use open_groups::{GROUP_BYTES, OpenGroup, OpenGroups, Polling};
 

@@ -10,8 +10,8 @@ use siphasher::sip::SipHasher13;
 
 use super::sent_lists::SentLists;
 use crate::group::{Group, GroupState};
-use crate::identity::{Attempt, MemberKey, Nonce};
 use crate::message::EventNumber;
+use crate::record::{Attempt, MemberKey, Nonce};
 use crate::request::Opening;
 
 /// About the memory of a group without members.

@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use c10d_store::groups::{GroupEffect, Value};
 
-use crate::identity::Attempt;
 use crate::list_change::encode_list;
-use crate::record::Record;
+use crate::record::{Attempt, Record};
 
 /// About the memory of a seat in a list besides its handle.
 const SEAT_BYTES: usize = 96;

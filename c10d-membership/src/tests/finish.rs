@@ -2,9 +2,9 @@
 
 use super::driven::{Driven, key};
 use crate::group::Group;
-use crate::identity::MemberKey;
 use crate::message::{EndReason, EventNumber, Message, Reply};
 use crate::options::GroupOptions;
+use crate::record::MemberKey;
 
 impl Driven {
     fn finish(&mut self, id: u64) -> Reply {

@@ -2,9 +2,9 @@
 
 use super::driven::{Driven, key, seconds};
 use crate::group::{Effect, GroupState, Input};
-use crate::identity::MemberKey;
 use crate::message::{Cause, EndReason, Event, Leave, Message, Reason, Reply};
 use crate::options::GroupOptions;
+use crate::record::MemberKey;
 
 /// docs/spec/membership.md, FORM 1, READY 1, CALL 1, COMMIT 1 and 2, UUID 2.
 #[test]

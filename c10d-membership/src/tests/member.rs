@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use super::driven::{key, seconds};
-use crate::identity::{Attempt, Nonce};
 use crate::member::{Action, Ending, Member, MemberInput, MemberOptions};
 use crate::message::{Cause, EndReason, Event, EventNumber, Leave, Message, Reason, Reply};
-use crate::record::{Record, Seat};
+use crate::record::{Attempt, Nonce, Record, Seat};
 
 fn attempt(count: u32) -> Attempt {
     Attempt::new(Nonce::new(20), count)

@@ -2,9 +2,9 @@
 
 use super::driven::{Driven, key};
 use crate::group::{Effect, Group, GroupState, Input};
-use crate::identity::Nonce;
 use crate::message::{Cause, Event, EventNumber, Leave, Message, Reason, Reply};
 use crate::options::RETURN_TIMEOUT_MAX;
+use crate::record::Nonce;
 
 /// The service exits, and continues with the state that it has kept.
 fn restart(driven: &mut Driven) {
