@@ -2,7 +2,6 @@
 //! (docs/spec/wire-extensions.md, section 9.13).
 
 mod open_groups;
-mod sent_lists;
 
 use std::sync::Arc;
 use std::time::Duration;
