@@ -8,12 +8,12 @@ use rustix::process::Signal;
 
 use super::barrier::EXIT_BARRIER_TIMEOUT;
 use super::exit_failure::may_be_at_exit;
-use super::input::{Effect, Effects, Facts, GroupNews, Input, Stop};
-use super::machine::{Round, STOP_GRACE, STUCK_GRACE, log};
-use super::membership::MembersChange;
-use super::phase::{
-    End, First, Known, Phase, Running, Stall, StuckWorkers, Waiting, failed_worker,
+use super::input::{Effect, Effects, Facts, GroupNews, Input, Stop, StuckWorkers};
+use super::machine::{
+    End, First, Known, Phase, Round, Running, STOP_GRACE, STUCK_GRACE, Stall, Waiting,
+    failed_worker, log,
 };
+use super::membership::MembersChange;
 use super::verdict::used_up;
 use crate::job_end::{EndNotice, OwnEnd};
 use crate::worker::WorkerExit;

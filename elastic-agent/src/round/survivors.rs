@@ -8,8 +8,7 @@ use std::time::Duration;
 use log::Level;
 
 use super::input::{Death, Effect, Effects, GroupNews};
-use super::machine::{Replacement, Round, log};
-use super::phase::{End, Running, failed_worker, failed_workers};
+use super::machine::{End, Replacement, Round, Running, failed_worker, failed_workers, log};
 use crate::restart_policy::Decision;
 use crate::worker::WorkerExit;
 
