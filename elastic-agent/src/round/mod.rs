@@ -12,7 +12,6 @@ mod membership;
 mod outcome;
 mod run;
 mod start_failure;
-mod survivors;
 #[cfg(test)]
 mod tests;
 mod verdict;
