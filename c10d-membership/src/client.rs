@@ -9,14 +9,13 @@ use c10d_store::unstable::PAYLOAD_KEY_PREFIX;
 use c10d_store::{ErrorContext, Operation, Store, StoreError, key_to_bytes};
 
 use crate::codec::{Malformed, list_of};
-use crate::identity::MemberKey;
+use crate::group::GroupStatus;
 use crate::list_change::decode_list;
 use crate::message::{Message, Reply};
 use crate::options::GroupOptions;
-use crate::record::Record;
+use crate::record::{MemberKey, Record};
 use crate::request::{GroupReply, GroupRequest, Opening};
 use crate::server::GROUPS_MAX;
-use crate::status::GroupStatus;
 
 /// Characters of a prefix in an error.
 const KEY_CHARS_SHOWN_MAX: usize = 80;

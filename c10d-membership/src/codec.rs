@@ -7,13 +7,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::event::{Cause, EndReason, Event, EventNumber, Leave, Reason};
-use crate::group::Kept;
-use crate::identity::{Attempt, MemberKey};
-use crate::message::{Limit, Message, Reply};
+use crate::group::{GroupStage, GroupStatus, Kept, MemberStatus};
+use crate::message::{Cause, EndReason, Event, EventNumber, Leave, Limit, Message, Reason, Reply};
 use crate::options::GroupOptions;
-use crate::record::{Record, Seat};
-use crate::status::{GroupStage, GroupStatus, MemberStatus};
+use crate::record::{Attempt, MemberKey, Record, Seat};
 use byteorder::{ByteOrder, LE};
 
 /// The bytes are not an encoded value.

@@ -3,12 +3,10 @@
 
 mod client;
 pub mod codec;
-mod event;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
 mod group;
-mod identity;
 pub mod list_change;
 mod member;
 mod message;
@@ -16,17 +14,16 @@ mod options;
 mod record;
 mod request;
 mod server;
-mod status;
 #[cfg(test)]
 mod tests;
 
 pub use client::Membership;
-pub use event::{Cause, EndReason, Event, EventNumber, Leave, Reason};
-pub use group::{Change, Effect, Group, GroupState, Input, Kept, Outcome, Passed};
-pub use identity::{Attempt, Incarnation, MemberId, MemberKey, Nonce};
+pub use group::{
+    Change, Effect, Group, GroupStage, GroupState, GroupStatus, Input, Kept, MemberStatus, Outcome,
+    Passed,
+};
 pub use member::{Action, Ending, Member, MemberInput, MemberOptions};
-pub use message::{Limit, Message, Reply};
+pub use message::{Cause, EndReason, Event, EventNumber, Leave, Limit, Message, Reason, Reply};
 pub use options::{GroupOptions, RETURN_TIMEOUT_MAX};
-pub use record::{Record, Seat};
+pub use record::{Attempt, Incarnation, MemberId, MemberKey, Nonce, Record, Seat};
 pub use server::{groups, status_of};
-pub use status::{GroupStage, GroupStatus, MemberStatus};

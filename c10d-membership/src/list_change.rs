@@ -12,8 +12,7 @@ use crate::codec::{
     Encode, HANDLE_BYTES_MAX, MEMBERS_MAX, Malformed, NONE, byte_of, put_u32, put_u64, saturated,
     take, u32_of, u64_of,
 };
-use crate::identity::{Attempt, MemberKey};
-use crate::record::{Record, Seat};
+use crate::record::{Attempt, MemberKey, Record, Seat};
 use std::collections::HashMap;
 use std::sync::Arc;
 

@@ -1,11 +1,10 @@
 //! The values of MEMBERSHIP and MEMBERSHIP_POLL, and of their replies: docs/spec/wire-extensions.md, section 9.13.
 
 use crate::codec::{Encode, Malformed, decode_all, decode_reply, encode_reply};
-use crate::identity::{Attempt, MemberKey};
+use crate::group::GroupStatus;
 use crate::message::{Message, Reply};
 use crate::options::GroupOptions;
-use crate::record::Record;
-use crate::status::GroupStatus;
+use crate::record::{Attempt, MemberKey, Record};
 use std::sync::Arc;
 use std::time::Duration;
 

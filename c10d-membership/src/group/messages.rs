@@ -4,11 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::roster::Entry;
-use super::state::{GroupState, Passed};
-use super::{Effect, Group};
-use crate::event::Reason;
-use crate::identity::{Attempt, MemberKey};
-use crate::message::{Limit, Message, Reply};
+use super::{Effect, Group, GroupState, Passed};
+use crate::message::{Limit, Message, Reason, Reply};
+use crate::record::{Attempt, MemberKey};
 
 impl Group {
     pub(super) fn message(

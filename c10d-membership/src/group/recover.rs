@@ -4,9 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::roster::{Entry, Roster};
-use super::state::{GroupState, Passed};
-use super::{Effect, Group, Kept};
-use crate::event::Cause;
+use super::{Effect, Group, GroupState, Kept, Passed};
+use crate::message::Cause;
 use crate::options::{GroupOptions, RETURN_TIMEOUT_MAX};
 
 impl Group {

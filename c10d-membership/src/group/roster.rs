@@ -1,7 +1,7 @@
 //! The members of a group, and those that were evicted.
 
-use crate::event::Reason;
-use crate::identity::{Attempt, Incarnation, MemberId, MemberKey};
+use crate::message::Reason;
+use crate::record::{Attempt, Incarnation, MemberId, MemberKey};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 

@@ -2,7 +2,6 @@
 //! (docs/spec/wire-extensions.md, section 9.13).
 
 mod open_groups;
-mod sent_lists;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,11 +12,10 @@ use c10d_store::groups::{
 };
 
 use crate::codec::{Encode, list_of};
-use crate::group::{Effect, Group, Input, Kept};
-use crate::identity::Attempt;
+use crate::group::{Effect, Group, GroupStatus, Input, Kept};
 use crate::message::Reply;
+use crate::record::Attempt;
 use crate::request::{GroupReply, GroupRequest, Opening};
-use crate::status::GroupStatus;
 use open_groups::{GROUP_BYTES, OpenGroup, OpenGroups, Polling};
 
 /// The most groups. A job has a few, one for each of its starts.

@@ -1,9 +1,8 @@
 //! Changes at a step boundary: docs/spec/membership.md, CHANGE.
 
 use super::driven::{Driven, key, seconds};
-use crate::event::{Cause, EndReason, Event, EventNumber, Leave, Reason};
 use crate::group::GroupState;
-use crate::message::{Message, Reply};
+use crate::message::{Cause, EndReason, Event, EventNumber, Leave, Message, Reason, Reply};
 
 fn step_of_change(driven: &mut Driven, id: u64) -> Option<u64> {
     let GroupState::Committed {

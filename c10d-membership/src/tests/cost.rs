@@ -4,9 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::driven::{Driven, key, seconds};
-use crate::event::{Event, EventNumber};
 use crate::group::{Effect, GroupState};
-use crate::message::Reply;
+use crate::message::{Event, EventNumber, Reply};
 use crate::record::Record;
 
 /// The list as each member gets it, without the parts that members share.

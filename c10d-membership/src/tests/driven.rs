@@ -1,10 +1,9 @@
 //! A group that a test drives step by step.
 
-use crate::event::{Event, EventNumber, Reason};
 use crate::group::{Effect, Group, GroupState, Input, Kept};
-use crate::identity::{Attempt, MemberKey, Nonce};
-use crate::message::{Message, Reply};
+use crate::message::{Event, EventNumber, Message, Reason, Reply};
 use crate::options::GroupOptions;
+use crate::record::{Attempt, MemberKey, Nonce};
 use std::collections::BTreeMap;
 use std::time::Duration;
 

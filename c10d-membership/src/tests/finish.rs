@@ -1,11 +1,10 @@
 //! The end of the work: docs/spec/membership.md, FINISH.
 
 use super::driven::{Driven, key};
-use crate::event::{EndReason, EventNumber};
 use crate::group::Group;
-use crate::identity::MemberKey;
-use crate::message::{Message, Reply};
+use crate::message::{EndReason, EventNumber, Message, Reply};
 use crate::options::GroupOptions;
+use crate::record::MemberKey;
 
 impl Driven {
     fn finish(&mut self, id: u64) -> Reply {

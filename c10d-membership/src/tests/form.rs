@@ -1,11 +1,10 @@
 //! How a group forms: docs/spec/membership.md, from HELLO to COMMIT.
 
 use super::driven::{Driven, key, seconds};
-use crate::event::{Cause, EndReason, Event, Leave, Reason};
 use crate::group::{Effect, GroupState, Input};
-use crate::identity::MemberKey;
-use crate::message::{Message, Reply};
+use crate::message::{Cause, EndReason, Event, Leave, Message, Reason, Reply};
 use crate::options::GroupOptions;
+use crate::record::MemberKey;
 
 /// docs/spec/membership.md, FORM 1, READY 1, CALL 1, COMMIT 1 and 2, UUID 2.
 #[test]

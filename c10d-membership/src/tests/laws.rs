@@ -5,12 +5,10 @@ use std::sync::Arc;
 
 use super::process::{Life, Mesh};
 use super::world::World;
-use crate::event::{EndReason, Event, Reason};
 use crate::group::{Effect, GroupState};
-use crate::identity::{Attempt, MemberKey};
 use crate::member::{Action, Ending};
-use crate::message::Reply;
-use crate::record::Record;
+use crate::message::{EndReason, Event, Reason, Reply};
+use crate::record::{Attempt, MemberKey, Record};
 
 /// The events of a history so far, for the laws.
 #[derive(Debug, Clone, Default, Hash)]

@@ -1,9 +1,8 @@
 //! The limits, and the memory that they bound: docs/spec/membership.md, HELLO 3.
 
 use super::driven::{Driven, key};
-use crate::event::Reason;
 use crate::group::Input;
-use crate::message::{Limit, Message, Reply};
+use crate::message::{Limit, Message, Reason, Reply};
 use crate::options::GroupOptions;
 
 /// docs/spec/membership.md, HELLO 3.

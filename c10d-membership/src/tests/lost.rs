@@ -1,9 +1,8 @@
 //! The consequences of losses in a generation: docs/spec/membership.md, BREAK.
 
 use super::driven::{Driven, key, seconds};
-use crate::event::{Cause, EndReason, Event, EventNumber, Leave, Reason};
 use crate::group::{Effect, Input};
-use crate::message::{Message, Reply};
+use crate::message::{Cause, EndReason, Event, EventNumber, Leave, Message, Reason, Reply};
 
 /// docs/spec/membership.md, BREAK 1 and 2, EVENT 1 and 2.
 #[test]

@@ -3,11 +3,9 @@
 use std::sync::Arc;
 
 use super::driven::{key, seconds};
-use crate::event::{Cause, EndReason, Event, EventNumber, Leave, Reason};
-use crate::identity::{Attempt, Nonce};
 use crate::member::{Action, Ending, Member, MemberInput, MemberOptions};
-use crate::message::{Message, Reply};
-use crate::record::{Record, Seat};
+use crate::message::{Cause, EndReason, Event, EventNumber, Leave, Message, Reason, Reply};
+use crate::record::{Attempt, Nonce, Record, Seat};
 
 fn attempt(count: u32) -> Attempt {
     Attempt::new(Nonce::new(20), count)

@@ -1,9 +1,8 @@
 //! A simulated process with torch in it.
 
-use crate::identity::{Attempt, MemberKey};
 use crate::member::{Action, Ending, Member, MemberInput, MemberOptions};
 use crate::message::{Message, Reply};
-use crate::record::Record;
+use crate::record::{Attempt, MemberKey, Record};
 use std::sync::Arc;
 use std::time::Duration;
 

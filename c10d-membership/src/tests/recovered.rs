@@ -1,11 +1,10 @@
 //! A service that is started again: docs/spec/membership.md, KEEP.
 
 use super::driven::{Driven, key};
-use crate::event::{Cause, Event, EventNumber, Leave, Reason};
 use crate::group::{Effect, Group, GroupState, Input};
-use crate::identity::Nonce;
-use crate::message::{Message, Reply};
+use crate::message::{Cause, Event, EventNumber, Leave, Message, Reason, Reply};
 use crate::options::RETURN_TIMEOUT_MAX;
+use crate::record::Nonce;
 
 /// The service exits, and continues with the state that it has kept.
 fn restart(driven: &mut Driven) {

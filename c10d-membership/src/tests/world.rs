@@ -8,13 +8,11 @@ use c10d_sim::{Explored, Simulation, fingerprint};
 
 use super::laws::History;
 use super::process::{Life, Mesh, Process};
-use crate::event::EventNumber;
 use crate::group::{Effect, Group, GroupState, Input, Kept};
-use crate::identity::{Attempt, MemberKey, Nonce};
 use crate::member::{Action, MemberInput};
-use crate::message::{Message, Reply};
+use crate::message::{EventNumber, Message, Reply};
 use crate::options::GroupOptions;
-use crate::record::Record;
+use crate::record::{Attempt, MemberKey, Nonce, Record};
 
 /// How many of each can still happen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

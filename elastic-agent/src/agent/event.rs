@@ -1,4 +1,5 @@
-//! The events that an agent reports to its listeners: started workers, exits and the records of rounds.
+//! The events that wake the loop of an agent, and the events that it reports to its listeners: started workers, exits and
+//! the records of rounds.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,6 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use c10d_socket::{Credentials, HostPort};
 use c10d_store::StoreAddress;
+use crossbeam_channel::Sender;
 
 use crate::round::{RoundCause, RoundEnding, RoundPhases, StuckWorkers};
 use crate::worker::{WorkerExit, WorkerOutcome};
@@ -44,6 +46,22 @@ pub enum AgentEvent<'e> {
     Restarted(&'e RestartTimes),
     /// A round is over: its workers have ended, or could not be started.
     RoundEnded(&'e RoundRecord),
+}
+
+/// An event that wakes the loop of an agent.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// A worker of this start exited. The agent counts the starts of all workers of the node.
+    Exit(usize, WorkerExit),
+    MembersChanged,
+    /// The workers of this start have reported no progress for this long.
+    Stuck(usize, Duration),
+    /// A stop signal arrived: `Shared::stop_signal` has its number.
+    Stop,
+    /// A signal for the workers.
+    Forward(i32),
+    /// Asks whether the agent answers.
+    Probe(Sender<()>),
 }
 
 /// The durations of the parts of a restart.

@@ -12,11 +12,12 @@ use c10d_socket::Cancel;
 use crossbeam_channel::{Sender, bounded};
 use elastic_rendezvous::RendezvousHandler;
 
+use super::event::Event;
 use crate::progress::ProgressView;
 use crate::threads::lock;
 use crate::watchdog::seconds_since_epoch;
 use crate::wording::name_of;
-use crate::worker::{KillSwitch, WorkerExit};
+use crate::worker::KillSwitch;
 
 /// A handle that reports signals to an agent, from any thread. Clones reach the same agent.
 ///
@@ -58,21 +59,6 @@ pub(super) struct Shared {
     stop_signal: AtomicI32,
     /// Ends what the agent waits for together with other nodes.
     waiting: Mutex<Cancel>,
-}
-
-#[derive(Debug)]
-pub(super) enum Event {
-    /// A worker of this start exited. The agent counts the starts of all workers of the node.
-    Exit(usize, WorkerExit),
-    MembersChanged,
-    /// The workers of this start have reported no progress for this long.
-    Stuck(usize, Duration),
-    /// A stop signal arrived: see [`Shared::stop_signal`].
-    Stop,
-    /// A signal for the workers.
-    Forward(i32),
-    /// Asks whether the agent answers.
-    Probe(Sender<()>),
 }
 
 impl Shared {

@@ -33,10 +33,10 @@ use std::sync::Arc;
 
 use elastic_rendezvous::{RendezvousEvent, RendezvousHandler};
 
+use self::event::Event;
 pub use self::event::{
     AgentEvent, AgentListener, RestartTimes, RoundRecord, StartedWorker, StartedWorkers,
 };
-use self::handle::Event;
 pub use self::handle::{AgentHandle, Pulse};
 use self::node::Node;
 pub use self::options::AgentOptions;

@@ -12,8 +12,8 @@ use crossbeam_channel::{Receiver, unbounded};
 use elastic_rendezvous::{RendezvousError, RendezvousHandler, this_host};
 use tempfile::TempDir;
 
-use super::event::Listeners;
-use super::handle::{Event, Shared};
+use super::event::{Event, Listeners};
+use super::handle::Shared;
 use super::options::AgentOptions;
 use super::rounds::PublishedEnd;
 use crate::failure::ExitRecord;

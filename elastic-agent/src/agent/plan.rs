@@ -6,9 +6,8 @@ use c10d_socket::HostPort;
 use elastic_rendezvous::RendezvousInfo;
 use tempfile::TempDir;
 
-use super::event::{StartedWorker, StartedWorkers};
+use super::event::{Event, StartedWorker, StartedWorkers};
 use super::group_link::GroupStart;
-use super::handle::Event;
 use super::node::Node;
 use super::options::AgentOptions;
 use crate::environment::{

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use super::event::AgentEvent;
-use super::handle::Event;
+use super::event::{AgentEvent, Event};
 use super::node::Node;
 use super::plan::PlannedStart;
 use super::runtime::Runtime;

@@ -9,9 +9,8 @@ use crossbeam_channel::RecvTimeoutError;
 use elastic_rendezvous::Membership;
 use rustix::process::Signal;
 
-use super::event::{AgentEvent, RestartTimes, StartedWorkers};
+use super::event::{AgentEvent, Event, RestartTimes, StartedWorkers};
 use super::exchange::ExitExchange;
-use super::handle::Event;
 use super::node::Node;
 use super::rounds::Rounds;
 use super::site::{Due, Site};

@@ -7,9 +7,8 @@ use elastic_rendezvous::Membership;
 use log::Level;
 
 use super::input::{Effect, Effects, Input};
-use super::machine::{Round, STOP_GRACE, finish, log};
+use super::machine::{Barrier, Phase, Round, STOP_GRACE, finish, log};
 use super::outcome::AgentOutcome;
-use super::phase::{Barrier, Phase};
 
 /// PyTorch's: enough for nodes that finish some minutes apart.
 pub(crate) const EXIT_BARRIER_TIMEOUT: Duration = Duration::from_secs(300);

@@ -10,10 +10,9 @@ use rustix::process::Signal;
 
 use super::barrier::EXIT_BARRIER_TIMEOUT;
 use super::input::{Crash, Effect, Effects, Facts, Input, Joins};
-use super::machine::{Round, finish, log};
+use super::machine::{AwaitingOthers, Failure, First, Known, Phase, Round, Running, finish, log};
 use super::membership::{MembersChange, why_members_changed};
 use super::outcome::{AgentOutcome, RoundCause, RoundEnding};
-use super::phase::{AwaitingOthers, Failure, First, Known, Phase, Running};
 use super::verdict::first_of;
 use crate::failure::{ExitRecord, is_abort_at_exit};
 use crate::job_end::OwnEnd;

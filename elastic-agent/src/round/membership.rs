@@ -10,9 +10,8 @@ use elastic_rendezvous::Membership;
 use log::Level;
 
 use super::input::{Effect, Effects, Facts, Input};
-use super::machine::{Round, finish, log};
+use super::machine::{AwaitingLoss, Failure, Known, Phase, Round, finish, log};
 use super::outcome::{AgentOutcome, RoundEnding};
-use super::phase::{AwaitingLoss, Failure, Known, Phase};
 use super::verdict::{ending_of, is_counted_elsewhere};
 
 impl Round {

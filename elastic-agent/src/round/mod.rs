@@ -10,15 +10,14 @@ mod input;
 mod machine;
 mod membership;
 mod outcome;
-mod phase;
 mod run;
 mod start_failure;
-mod survivors;
 #[cfg(test)]
 mod tests;
 mod verdict;
 
 pub(crate) use self::barrier::EXIT_BARRIER_TIMEOUT;
+pub use self::input::StuckWorkers;
 pub(crate) use self::input::{
     Crash, Death, Effect, Facts, GroupNews, Input, Joins, RoundSummary, StartTimes, Stop, Stopped,
 };
@@ -26,4 +25,3 @@ pub use self::machine::{KeepOptions, Replacement};
 pub(crate) use self::machine::{Round, Settings};
 pub(crate) use self::membership::MembersChange;
 pub use self::outcome::{AgentError, AgentOutcome, RoundCause, RoundEnding, RoundPhases};
-pub use self::phase::StuckWorkers;

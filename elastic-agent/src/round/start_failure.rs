@@ -8,10 +8,9 @@ use elastic_rendezvous::{BoardError, RendezvousError};
 use log::Level;
 
 use super::input::{Effect, Effects, Facts, Input, Joins};
-use super::machine::{Round, finish, log};
+use super::machine::{Failure, Known, Phase, Round, finish, log};
 use super::membership::why_members_changed;
 use super::outcome::{AgentError, AgentOutcome, RoundCause, RoundEnding};
-use super::phase::{Failure, Known, Phase};
 use super::verdict::{Verdict, verdict};
 use crate::failure::Failures;
 use crate::job_end::OwnEnd;

@@ -6,9 +6,10 @@ use std::time::Duration;
 use log::Level;
 
 use super::input::{Effect, Effects, Facts, Joins, Stopped};
-use super::machine::{Round, finish, log};
+use super::machine::{
+    End, Failure, First, Known, Phase, Round, Stall, failed_workers, finish, log,
+};
 use super::outcome::{AgentError, AgentOutcome, RoundCause, RoundEnding};
-use super::phase::{End, Failure, First, Known, Phase, Stall, failed_workers};
 use crate::failure::Failures;
 use crate::job_end::{EndNotice, OwnEnd};
 use crate::progress::ProgressSeen;

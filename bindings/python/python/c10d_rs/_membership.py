@@ -18,10 +18,10 @@ from c10d_rs._errors import DistError, MembershipChanged, MembershipError, Unrec
 from c10d_rs._gloo import DdpGuard, Waits, ddp, more_threads
 from c10d_rs._native import Membership as _Native
 from c10d_rs._native import Store as _Store
-from c10d_rs._place import SILENCE_MAX, Place, check_torch, describe_generation
+from c10d_rs._place import SILENCE_MAX, Place, check_torch
 from c10d_rs._quick_exit import end_quickly_after_exceptions
 from c10d_rs._state import sync
-from c10d_rs._subgroups import Subgroups, raise_if_of_earlier_generation
+from c10d_rs._subgroups import Subgroups, describe_generation, raise_if_of_earlier_generation
 
 _log = logging.getLogger("c10d_rs")
 

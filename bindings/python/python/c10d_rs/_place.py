@@ -32,16 +32,6 @@ def check_torch() -> None:
         raise Unrecoverable("survivors need PyTorch 2.14 or later: this one cannot change a process group")
 
 
-def describe_generation(uuid: int) -> None:
-    """Have torch's flight recorder note the generation of the collectives, because it numbers them from 1 in each generation.
-
-    ``c10d flight`` reads the description: it compares the collectives of one generation only.
-    """
-    group: Any = dist.distributed_c10d._get_default_group()
-    if hasattr(group, "_set_group_desc"):
-        group._set_group_desc(f"generation {uuid}")
-
-
 class Place:
     """Where the group is: its store and its name."""
 

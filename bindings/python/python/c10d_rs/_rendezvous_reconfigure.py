@@ -10,8 +10,8 @@ from c10d_rs._abort import device_type, own_abort
 from c10d_rs._errors import MembershipChanged, MembershipError, class_of
 from c10d_rs._gloo import DdpGuard, Waits
 from c10d_rs._native import Membership as _Native
-from c10d_rs._place import SILENCE_MAX, Place, check_torch, describe_generation
-from c10d_rs._subgroups import Subgroups
+from c10d_rs._place import SILENCE_MAX, Place, check_torch
+from c10d_rs._subgroups import Subgroups, describe_generation
 
 _TIMEOUT = timedelta(minutes=10)
 

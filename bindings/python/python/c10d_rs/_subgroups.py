@@ -1,4 +1,5 @@
-"""Subgroups of torch that belong to one generation: the groups of ``new_group``, ``init_device_mesh`` and their users.
+"""Torch's groups in one generation: the description of the default group, and the subgroups that ``new_group``,
+``init_device_mesh`` and their users make.
 
 Torch names a subgroup by a counter of the process, which differs between a newcomer and the other members, and its members
 meet under that name in the store, where the keys of dead processes stay.
@@ -30,6 +31,16 @@ _EARLIER = (
 
 # A number that torch does not use for a hook.
 _HOOK = 0x63313064
+
+
+def describe_generation(uuid: int) -> None:
+    """Have torch's flight recorder note the generation of the collectives, because it numbers them from 1 in each generation.
+
+    ``c10d flight`` reads the description: it compares the collectives of one generation only.
+    """
+    group: Any = _c10d._get_default_group()
+    if hasattr(group, "_set_group_desc"):
+        group._set_group_desc(f"generation {uuid}")
 
 
 class Subgroups:

@@ -15,8 +15,8 @@ use super::world::{FINAL, joined, settings};
 use crate::failure::Failures;
 use crate::job_end::{EndNotice, OwnEnd};
 use crate::progress::ProgressSeen;
+use crate::round::input::StuckWorkers;
 use crate::round::outcome::{AgentError, RoundEnding};
-use crate::round::phase::StuckWorkers;
 use crate::worker::{ExitKind, StartError, WorkerExit};
 
 const NOW: Duration = Duration::ZERO;

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use super::super::Settings;
 use super::super::input::Facts;
-use super::super::phase::{Failure, Known, Stall};
+use super::super::machine::{Failure, Known, Stall};
 use super::workers::failure;
 use super::world::FINAL;
 use crate::failure::Failures;
 use crate::job_end::{EndNotice, OwnEnd};
 use crate::progress::ProgressSeen;
 use crate::restart_policy::{RestartPolicy, RestartRules};
-use crate::round::phase::failed_workers;
+use crate::round::machine::failed_workers;
 use crate::round::verdict::{Verdict, verdict};
 
 struct Row {

@@ -15,8 +15,8 @@ use super::numbers::Numbers;
 use crate::job_end::EndNotice;
 use crate::restart_policy::RestartRules;
 use crate::round::Round;
+use crate::round::input::StuckWorkers;
 use crate::round::outcome::AgentError;
-use crate::round::phase::StuckWorkers;
 use crate::worker::StartError;
 
 /// The exit code after which the job is not to be restarted.
