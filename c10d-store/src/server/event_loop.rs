@@ -25,7 +25,7 @@ use super::counts::Counts;
 use super::extensions::Extensions;
 use super::options::ServerOptions;
 use super::recover::ServedJournal;
-use super::session_requests::{Checked, Hello};
+use super::session_requests::Hello;
 use super::timers::Timers;
 use super::turn::TurnClock;
 use crate::message::{CloseReason, Request};
@@ -478,19 +478,21 @@ impl EventLoop {
         let mut must_wait = false;
         let handle = |request: Request<'_>| {
             let before = parts.state.work();
-            let mut checked = Checked::default();
+            let (mut done, mut begun, mut may_sweep) = (None, None, false);
             // The only check before a plain request is carried out: for extensions, scarce memory and wakeups to pass on.
             if parts.must_check(carried, &request) {
-                checked = parts.check(token, carried, &request)?;
+                let checked = parts.check(token, carried, &request)?;
+                (done, begun, may_sweep) = (checked.done, checked.begun, checked.may_sweep);
+                hello = checked.hello;
             } else {
                 parts.state.note_request(conn, &request);
             }
             // The only call, so that the compiler sees the path of a request as a whole.
-            let result = match checked.done {
+            let result = match done {
                 None => parts.state.carry_out(conn, request, parts.connections),
                 Some(result) => result,
             };
-            if let Some(begun) = checked.begun
+            if let Some(begun) = begun
                 && result.is_ok()
             {
                 parts.finish(begun);
@@ -498,8 +500,7 @@ impl EventLoop {
             parts.record_woken();
             turn.spend(parts.state.work().wrapping_sub(before), Instant::now);
             result?;
-            hello = checked.hello;
-            if checked.may_sweep
+            if may_sweep
                 && parts.state.is_sweeping_for(conn)
                 && let Some(connection) = parts.connections.get_mut(token)
             {

@@ -73,7 +73,13 @@ impl StoreState {
     #[inline]
     pub(super) fn may_lack_memory(&self, request: &Request<'_>) -> bool {
         self.memory_max
-            .is_some_and(|limit| self.memory() + most_growth(request) > limit)
+            .is_some_and(|limit| self.may_exceed(limit, request))
+    }
+
+    /// Not inlined, so that the code for a request to a store without a limit stays short.
+    #[inline(never)]
+    fn may_exceed(&self, limit: usize, request: &Request<'_>) -> bool {
+        self.memory() + most_growth(request) > limit
     }
 
     fn check_growth(&self, request: &Request<'_>, limit: usize) -> Result<(), Refusal> {
