@@ -63,7 +63,7 @@ enum Begun {
 #[derive(Debug, Default)]
 pub(super) struct Checked {
     /// The result of a request that must not be carried out now: it is answered, waits, or is refused. `Ok` if the connection
-    /// stays open, also after a refused write about which its peer may ask.
+    /// stays open, as it does after a refused write about which its peer may ask.
     pub(super) done: Option<Result<(), Refusal>>,
     /// To be [finished](Parts::finish) after the request, for a client whose session the journal keeps.
     pub(super) begun: Option<CarriedRequest>,

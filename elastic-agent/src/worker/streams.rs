@@ -30,7 +30,7 @@ pub(super) enum StderrEnd {
 }
 
 impl StderrEnd {
-    /// Waits until all that a process has written to the pipe before its exit was read, for at most this long.
+    /// Waits until the bytes that a process wrote to the pipe before its exit are read, for at most this long.
     pub(super) fn await_bytes(&self, patience: Duration) {
         if let Self::Kept(last) = self {
             last.await_written(patience);
