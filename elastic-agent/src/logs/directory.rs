@@ -38,7 +38,7 @@ const RUN_ID_BYTES_MAX: usize = 100;
 /// The directory is created when the first round starts. It keeps the files of earlier rounds. PyTorch overwrites the
 /// files of a round that ended because nodes joined or left, because the next round has the same restart count. Here
 /// each round has its own directory, for example `attempt_0.1` after `attempt_0`. A directory without a file is removed
-/// soon after its workers have been replaced, so that restarts leave no empty directories.
+/// after its workers have been replaced, at the latest when the next round starts, so that restarts leave no empty directories.
 ///
 /// ```no_run
 /// use elastic_agent::{LogDirectory, LogOptions, StreamMap, Streams};

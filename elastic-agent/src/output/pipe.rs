@@ -178,7 +178,8 @@ impl PipeTail {
     }
 
     /// Waits until everything that is in the pipe now was read, for at most this long. The end of the pipe is not waited
-    /// for, because children that a worker has left behind keep the pipe open.
+    /// for, because children that a worker has left behind keep the pipe open. Bytes that such a child writes later are part of the
+    /// report after the stop.
     pub(crate) fn await_written(&self, patience: Duration) {
         let state = lock(&self.state);
         let end = state.written();

@@ -185,8 +185,13 @@ pub(super) fn live_members(groups: &[Pid]) -> Option<Vec<i32>> {
             .and_then(sys::group_of)
             .is_some_and(is_in);
         let state = is_member.then(|| ProcessStat::of(pid.unsigned_abs()));
-        // Without a state, the process has ended in the meantime.
-        if state.flatten().is_some_and(|stat| !stat.has_ended()) {
+        // Without a state, the process has ended in the meantime. A state with a different group is a different process: its
+        // id was used again, or /proc belongs to a different container.
+        let is_live = |stat: ProcessStat| {
+            let group = i32::try_from(stat.group).ok().and_then(Pid::from_raw);
+            !stat.has_ended() && group.is_some_and(is_in)
+        };
+        if state.flatten().is_some_and(is_live) {
             members.push(pid);
         }
     }
