@@ -156,9 +156,6 @@ impl Parts<'_> {
     ) -> Option<Result<(), Refusal>> {
         let conn = conn_id_of(token);
         self.state.note_request(conn, request);
-        if !self.state.must_check(request) {
-            return None;
-        }
         let checked = self.state.check_request(conn, request, self.connections);
         checked.map(|is_done| is_done.then_some(())).transpose()
     }

@@ -1,5 +1,5 @@
-//! Stand-ins for what the rest of the state uses of `extensions/`, in a store without extensions. Types that only extensions
-//! create have no values. Methods have only the effects that a plain store needs.
+//! Stand-ins for the items of `extensions/` that the rest of the state uses, in a store without extensions. Types that only
+//! extensions create have no values. Methods have only the effects that a plain store needs.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
